@@ -1,0 +1,1 @@
+"""The client: the only place where metadata, data and the kernel meet."""

@@ -1,0 +1,149 @@
+"""The contract between a kernel transport and the file system behind it.
+
+`VFS` implements it; the native `/dev/fuse` session and pyfuse3 call it. Methods carry the names of
+the system calls, take plain values and raise `OSError` or a `StoreError`; only the transport knows
+what a FUSE struct looks like, and only its dispatcher turns an exception into an errno.
+
+Threading: any method may be called from any thread, several at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from fsmeta.types import Attr, Caller, FileType, Ino, StatFs
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Entry(NamedTuple):
+    """What a name leads to, and how many seconds the kernel may believe it.
+
+    A lookup that finds nothing raises ENOENT, or answers an Entry without `attr` where the absence
+    itself may be believed for `entry_ttl`.
+    """
+
+    attr: Attr | None
+    entry_ttl: float
+    attr_ttl: float
+
+
+class Stat(NamedTuple):
+    """Attributes and how many seconds the kernel may believe them."""
+
+    attr: Attr
+    ttl: float
+
+
+class Opened(NamedTuple):
+    """An open file or directory, and what the kernel may do with its pages."""
+
+    fh: int
+    keep_cache: bool = False  # pages read before this open are still true
+    direct_io: bool = False  # every read and write comes to us
+    cache_dir: bool = False  # the kernel may keep this listing
+    no_flush: bool = False  # close(2) need not tell us
+
+
+class SetAttr(NamedTuple):
+    """What setattr is to change; None leaves a value alone."""
+
+    mode: int | None = None  # permission bits only
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+    atime_now: bool = False  # UTIME_NOW: our clock, and write permission suffices
+    mtime_now: bool = False
+    kill_suid: bool = False  # drop S_ISUID and S_ISGID as a write would
+
+
+class DirItem(NamedTuple):
+    """One directory entry; `entry` only where the kernel asked for attributes too (readdirplus)."""
+
+    name: bytes
+    ino: Ino
+    type: FileType
+    cookie: int  # where reading continues after this one; never 0
+    entry: Entry | None
+
+
+class FileSystem(Protocol):
+    """What the kernel can ask of us."""
+
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry: ...
+    def forget(self, ino: Ino, lookups: int) -> None: ...
+    def getattr(self, caller: Caller, ino: Ino, fh: int | None) -> Stat: ...
+    def setattr(self, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> Stat: ...
+    def readlink(self, caller: Caller, ino: Ino) -> bytes: ...
+    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry: ...
+    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry: ...
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry: ...
+    def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Entry: ...
+    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None: ...
+    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None: ...
+    def rename(
+        self,
+        caller: Caller,
+        parent: Ino,
+        name: bytes,
+        new_parent: Ino,
+        new_name: bytes,
+        flags: int,
+    ) -> None:
+        """`flags` are those of renameat2(2)."""
+
+    def create(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, flags: int
+    ) -> tuple[Entry, Opened]:
+        """open(2) with O_CREAT; `flags` are open's. The umask has been applied to `mode`."""
+
+    def open(self, caller: Caller, ino: Ino, flags: int) -> Opened: ...
+    def read(self, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
+        """At most `size` bytes as pieces in order; fewer only at the end of the file."""
+
+    def write(
+        self, caller: Caller, ino: Ino, fh: int, offset: int, data: memoryview, kill_suid: bool
+    ) -> int:
+        """`data` is only valid during the call."""
+
+    def flush(self, caller: Caller, ino: Ino, fh: int) -> None:
+        """close(2) of one descriptor: report what could not be stored."""
+
+    def fsync(self, caller: Caller, ino: Ino, fh: int, data_only: bool) -> None: ...
+    def release(self, ino: Ino, fh: int) -> None: ...
+    def opendir(self, caller: Caller, ino: Ino) -> Opened: ...
+    def readdir(
+        self, caller: Caller, ino: Ino, fh: int, cookie: int, plus: bool
+    ) -> Iterator[DirItem]:
+        """Entries after `cookie` (0: from the start); the transport takes as many as fit.
+
+        With `plus`, an item carries an `entry` and each one taken counts as a lookup.
+        """
+
+    def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None: ...
+    def releasedir(self, ino: Ino, fh: int) -> None: ...
+    def statfs(self, caller: Caller, ino: Ino) -> StatFs: ...
+    def access(self, caller: Caller, ino: Ino, mask: int) -> None: ...
+    def setxattr(self, caller: Caller, ino: Ino, name: bytes, value: bytes, flags: int) -> None: ...
+    def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes: ...
+    def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]: ...
+    def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None: ...
+
+
+class Notifier(Protocol):
+    """How the file system tells the kernel that what it believes has changed.
+
+    Never called from a thread that serves a request: the kernel may be waiting for that very one.
+    """
+
+    def inval_inode(self, ino: Ino) -> None:
+        """Forget attributes and pages of `ino`."""
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        """Forget where `name` leads."""
+
+    def inval_all(self) -> bool:
+        """Forget every name; False where the kernel can't do that in one step."""

@@ -1,0 +1,1 @@
+"""File data of a SliceFS volume: slices, blocks, objects and their caches."""

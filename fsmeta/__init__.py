@@ -1,0 +1,1 @@
+"""Metadata of a SliceFS volume: names, inodes and slices over a small transaction."""

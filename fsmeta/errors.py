@@ -1,0 +1,76 @@
+"""The error tree. What users see is an `OSError` with an errno; the rest are the store's.
+
+    OSError                   a POSIX answer: ENOENT, EEXIST, …; goes to the kernel as it is
+    StoreError                anything wrong below the verbs
+    ├── Conflict              a commit's reads are no longer true: run the verb again
+    ├── Unavailable           the store can't be reached or answered "busy": nothing was applied
+    ├── Ambiguous             a commit was sent and its answer lost: send the same commit again
+    ├── Fenced                this client's session has been ended by others: it may not write
+    ├── LimitExceeded         an `add` would pass its limit; carries which one
+    ├── StoreFull             the store itself has no room
+    ├── Corrupt               a stored value does not decode; carries the row and field
+    ├── ObjectMissing         an object that metadata points to is gone
+    └── ObjectDamaged         an object's bytes are not what was written
+    ConfigError               bad input to a command: one line that names the thing and the remedy
+
+Only `transact` catches Conflict and Ambiguous; only the kernel edge turns the others into errnos.
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Root of what a metadata or object store can raise."""
+
+
+class Conflict(StoreError):
+    """A value that the transaction read has changed since."""
+
+
+class Unavailable(StoreError):
+    """The store did not take the request; repeating it is safe."""
+
+
+class Ambiguous(StoreError):
+    """The request may have been applied; only an identical repeat is safe."""
+
+
+class Fenced(StoreError):
+    """The session that commits no longer exists in the store."""
+
+
+class LimitExceeded(StoreError):
+    """An addition would have passed its limit; nothing was applied.
+
+    `tag` is the word the verb gave the addition, so that it can name the errno.
+    """
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(tag)
+        self.tag = tag
+
+
+class StoreFull(StoreError):
+    """The store refused a write for want of memory or disk."""
+
+
+class Corrupt(StoreError):
+    """A stored value is not what its format says."""
+
+    def __init__(self, row: bytes, field: bytes, why: str) -> None:
+        super().__init__(f"corrupt metadata at row {row!r} field {field!r}: {why}")
+        self.row = row
+        self.field = field
+        self.why = why
+
+
+class ConfigError(Exception):
+    """Bad input: the message is one line that names the thing and what to do about it."""
+
+
+class ObjectMissing(StoreError):
+    """An object that metadata points to is not in the object store."""
+
+
+class ObjectDamaged(StoreError):
+    """An object's bytes are not what was written: wrong magic, length or CRC."""

@@ -1,0 +1,113 @@
+"""The seam to the outside: time, randomness, sleeping, threads and their locks.
+
+Everything below the command line takes a `Runtime` and uses no other source of these. Production
+passes `SystemRuntime`; `tests/sim` passes a scheduler that runs one thread at a time and picks the
+next by seed, so that a whole run, faults included, follows from one number.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+
+class Lock(Protocol):
+    """A mutex. Not reentrant."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class Condition(Protocol):
+    """A condition variable with its own lock."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def notify(self, n: int = 1) -> None: ...
+    def notify_all(self) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class Event(Protocol):
+    """A flag that threads wait for."""
+
+    def is_set(self) -> bool: ...
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Thread(Protocol):
+    """A started thread."""
+
+    def join(self, timeout: float | None = None) -> None: ...
+    def is_alive(self) -> bool: ...
+
+
+class Runtime(Protocol):
+    """Where time, chance and threads come from."""
+
+    def now_ns(self) -> int:
+        """Wall-clock time in nanoseconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+
+    def random_bits(self, bits: int) -> int: ...
+
+    def spawn(self, name: str, body: Callable[[], None]) -> Thread:
+        """Start a daemon thread that runs `body` once."""
+
+    def lock(self) -> Lock: ...
+    def condition(self) -> Condition: ...
+    def event(self) -> Event: ...
+
+
+class SystemRuntime:
+    """The real clock, the system's randomness and plain threads."""
+
+    def __init__(self) -> None:
+        self._random = random.SystemRandom()
+        self.now_ns = time.time_ns
+        self.monotonic = time.monotonic
+        self.sleep = time.sleep
+        self.random = self._random.random
+        self.random_bits = self._random.getrandbits
+
+    def spawn(self, name: str, body: Callable[[], None]) -> Thread:
+        thread = threading.Thread(target=body, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def lock(self) -> Lock:
+        return threading.Lock()
+
+    def condition(self) -> Condition:
+        return threading.Condition(threading.Lock())
+
+    def event(self) -> Event:
+        return threading.Event()
+
+
+_CONFORMS: Callable[[], Runtime] = SystemRuntime

@@ -1,0 +1,139 @@
+"""The contract between the verbs and a metadata engine: rows of fields, and one kind of commit.
+
+A store is a map `(row, field) -> value`, all bytes, values never empty. Reads go to the store as
+they are asked; writes travel only inside a `Commit`, which the store applies entirely or not at
+all. There is no POSIX in here and none in any engine.
+
+A commit holds
+- a fence: the row of the session that commits. The row must hold FENCE_FIELD, and its worker field
+  remembers the last sequence applied, so that a commit sent twice is applied once;
+- checks: values (or absences) the verb relied on; any difference is a `Conflict`;
+- empties: rows that must hold no field, else `Conflict`;
+- writes: see `Op`. `MERGE` and `ADD` need no read beforehand, which is what lets a thousand clients
+  create files in one directory without ever conflicting.
+
+Threading: every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import NamedTuple, Protocol, TypeAlias
+
+Key: TypeAlias = tuple[bytes, bytes]
+
+FENCE_FIELD = b"a"
+SCAN_PAGE = 1000  # fields a page: ~100 kB, a few ms of any engine
+COMMIT_OPS_MAX = 4096  # checks and writes together; a commit blocks Redis while it runs
+
+
+class Op(IntEnum):
+    """What a write does. The tuple that follows the code is given with each."""
+
+    PUT = 0  # (row, field, value)
+    DELETE = 1  # (row, field)
+    DELETE_ROW = 2  # (row,)
+    ADD = 3  # (row, field, delta, limit, tag): decimal counter; limit 0 means none
+    APPEND = 4  # (row, field, suffix): an absent value counts as empty
+    MERGE = 5  # (row, field, parts): change parts of a record that must exist, else Conflict
+
+
+class Set(NamedTuple):
+    """Part of a MERGE: overwrite the bytes at `at`."""
+
+    at: int
+    value: bytes
+
+
+class AddU32(NamedTuple):
+    """Part of a MERGE: add to the big-endian 32-bit word at `at`."""
+
+    at: int
+    delta: int
+
+
+Part: TypeAlias = Set | AddU32
+Put: TypeAlias = tuple[Op, bytes, bytes, bytes]
+Delete: TypeAlias = tuple[Op, bytes, bytes]
+DeleteRow: TypeAlias = tuple[Op, bytes]
+Add: TypeAlias = tuple[Op, bytes, bytes, int, int, str]
+Merge: TypeAlias = tuple[Op, bytes, bytes, tuple[Part, ...]]
+Write: TypeAlias = Put | Delete | DeleteRow | Add | Merge
+
+
+class Commit(NamedTuple):
+    """One atomic change. A commit without writes only validates its reads."""
+
+    fence: bytes | None  # row of the session; None only while there is no session yet
+    worker: bytes  # field of the fence row that remembers `sequence`
+    sequence: int  # grows by one with each new commit of this worker
+    checks: Sequence[tuple[bytes, bytes, bytes | None]]
+    empties: Sequence[bytes]
+    writes: Sequence[Write]
+
+
+class Page(NamedTuple):
+    """Some fields of a row, and where the next page begins; no cursor means the end."""
+
+    items: list[tuple[bytes, bytes]]
+    cursor: bytes | None
+
+
+class RowPage(NamedTuple):
+    """Some rows of the store, and where the next page begins; no cursor means the end."""
+
+    rows: list[bytes]
+    cursor: bytes | None
+
+
+Listener: TypeAlias = Callable[[Sequence[bytes] | None], None]
+"""Told which rows others changed; None means "anything may have changed"."""
+
+
+class Store(Protocol):
+    """A metadata engine. Reads raise Unavailable; `commit` also raises what it says."""
+
+    name: str  # "redis", "sqlite", … for messages
+    round_trips: int  # requests that waited for the store so far
+
+    def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+        """The values of `keys` at one moment, in order; None where there is none."""
+
+    def read_linked(
+        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+    ) -> tuple[bytes | None, list[bytes | None]]:
+        """A value that names another row, and fields of that row, at one moment.
+
+        The other row is `prefix + value[skip:]`. Its list is empty where there is no value.
+        """
+
+    def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        """All fields of each row, for rows known to be small; an absent row is empty."""
+
+    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
+        """A page of about `limit` fields of `row`.
+
+        A field present throughout is returned at least once, perhaps twice.
+        """
+
+    def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
+        """A page of the rows whose names begin with `prefix`; as `scan` about repeats."""
+
+    def commit(self, commit: Commit) -> None:
+        """Apply `commit`, or answer again what it answered the first time.
+
+        Raises: Conflict, Fenced, LimitExceeded, StoreFull, Unavailable, Ambiguous.
+        """
+
+    def sync(self) -> None:
+        """Return when every commit that was answered survives a power loss, as far as it can."""
+
+    def watch(self, listener: Listener) -> None:
+        """Tell `listener` about rows that others change after this client has read them."""
+
+    def vouches(self) -> bool:
+        """Whether `listener` is told at once, so that what was read may be kept."""
+
+    def close(self) -> None:
+        """Let go of connections and threads; idempotent."""

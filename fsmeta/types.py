@@ -1,0 +1,146 @@
+"""The words of SliceFS: ids, records and flags that every layer shares.
+
+Called by everyone; imports nothing of the project. All records are immutable, so they pass between
+threads without locks. Times are nanoseconds since the epoch, sizes and offsets bytes, names and
+symlink targets bytes.
+"""
+
+from __future__ import annotations
+
+import stat
+from enum import IntEnum
+from typing import NamedTuple, NewType
+
+Ino = NewType("Ino", int)
+SliceId = NewType("SliceId", int)
+SessionId = NewType("SessionId", int)
+
+ROOT_INO = Ino(1)
+NO_PARENT = Ino(0)  # the parent of a file that is hard-linked, orphaned or the root's own
+
+NAME_MAX = 255  # bytes; linux/limits.h
+PATH_MAX = 4096  # bytes with the NUL; linux/limits.h
+SYMLINK_MAX = PATH_MAX - 1
+XATTR_NAME_MAX = 255  # linux/limits.h
+XATTR_SIZE_MAX = 65536  # bytes of one value; linux/limits.h
+LINK_MAX = 65000  # what ext4 allows; statfs(2) users expect a bound
+FILE_SIZE_MAX = (1 << 62) - 1  # leaves room for `offset + length` in a signed 64-bit word
+
+CHUNK_BYTES = 64 << 20  # of a file; the unit in which slices are listed
+BLOCK_BYTES_MAX = 4 << 20  # of a slice; the unit of one object
+SPACE_UNIT_BYTES = 4096  # allocated space is counted in these
+
+
+class FileType(IntEnum):
+    """The type of an inode, with the values of `d_type` in readdir(3)."""
+
+    FIFO = 1
+    CHR = 2
+    DIR = 4
+    BLK = 6
+    REG = 8
+    LNK = 10
+    SOCK = 12
+
+    @classmethod
+    def of_mode(cls, mode: int) -> FileType:
+        """The type that `st_mode` carries; plain permission bits mean a regular file."""
+        return cls((mode >> 12) & 0xF) if stat.S_IFMT(mode) else cls.REG
+
+
+class Attr(NamedTuple):
+    """Everything stat(2) shows of one inode, and what permission checks need."""
+
+    ino: Ino
+    mode: int  # with the S_IFMT bits
+    uid: int
+    gid: int
+    rdev: int
+    flags: int  # FS_*_FL of chattr(1)
+    parent: Ino  # NO_PARENT when hard-linked
+    btime_ns: int
+    size: int
+    nlink: int
+    used: int  # bytes of the file that slices cover; holes do not count
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @property
+    def type(self) -> FileType:
+        return FileType(self.mode >> 12)
+
+    @property
+    def is_dir(self) -> bool:
+        return self.mode & 0o170000 == stat.S_IFDIR
+
+    @property
+    def space(self) -> int:
+        """Allocated bytes as quotas and `st_blocks` count them: `used` in whole 4 KiB units."""
+        return space_of(self.used)
+
+
+def space_of(used: int) -> int:
+    """Bytes of quota that `used` covered bytes of one file cost."""
+    return -(-used // SPACE_UNIT_BYTES) * SPACE_UNIT_BYTES
+
+
+class Caller(NamedTuple):
+    """Who asks. `checked`: the kernel has judged the mode bits (default_permissions)."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    pid: int = 0
+    checked: bool = False
+
+    def in_group(self, gid: int) -> bool:
+        return gid == self.gid or gid in self.groups
+
+
+ROOT_CALLER = Caller(0, 0)
+
+
+class Dentry(NamedTuple):
+    """One name in a directory."""
+
+    name: bytes
+    ino: Ino
+    type: FileType
+
+
+class SliceKind(IntEnum):
+    HOLE = 0  # reads as zeros; what truncate(2) leaves behind
+    BLOCKS = 1  # a slice of its own: objects of one block each
+    SEGMENT = 2  # a range of a packed object (design §4); reserved for packing
+
+
+class Slice(NamedTuple):
+    """A range of a chunk and where its bytes are. Later slices of a chunk hide earlier ones."""
+
+    pos: int  # offset in the chunk
+    id: SliceId
+    size: int  # bytes of the whole slice (or segment) that `id` names
+    off: int  # where in the slice this range begins
+    length: int
+    kind: SliceKind = SliceKind.BLOCKS
+
+    @property
+    def end(self) -> int:
+        return self.pos + self.length
+
+
+class Usage(NamedTuple):
+    """What a volume, directory, user or group takes up."""
+
+    space: int  # bytes in whole SPACE_UNIT_BYTES
+    inodes: int
+
+
+class StatFs(NamedTuple):
+    """statfs(2) of the volume; a limit of 0 means none."""
+
+    space_used: int
+    space_limit: int
+    inodes_used: int
+    inodes_limit: int
