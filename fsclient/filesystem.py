@@ -12,7 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from fsmeta.types import Attr, Caller, FileType, Ino, StatFs
+from fsmeta.types import Attr, Caller, FileType, Ino, SetAttr, StatFs
+
+__all__ = [
+    "Buffer",
+    "DirItem",
+    "Entry",
+    "FileSystem",
+    "Notifier",
+    "Opened",
+    "SetAttr",
+    "Stat",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -44,20 +55,6 @@ class Opened(NamedTuple):
     direct_io: bool = False  # every read and write comes to us
     cache_dir: bool = False  # the kernel may keep this listing
     no_flush: bool = False  # close(2) need not tell us
-
-
-class SetAttr(NamedTuple):
-    """What setattr is to change; None leaves a value alone."""
-
-    mode: int | None = None  # permission bits only
-    uid: int | None = None
-    gid: int | None = None
-    size: int | None = None
-    atime_ns: int | None = None
-    mtime_ns: int | None = None
-    atime_now: bool = False  # UTIME_NOW: our clock, and write permission suffices
-    mtime_now: bool = False
-    kill_suid: bool = False  # drop S_ISUID and S_ISGID as a write would
 
 
 class DirItem(NamedTuple):

@@ -3,6 +3,7 @@
     OSError                   a POSIX answer: ENOENT, EEXIST, …; goes to the kernel as it is
     StoreError                anything wrong below the verbs
     ├── Conflict              a commit's reads are no longer true: run the verb again
+    ├── NotEmpty              a row that must be empty is not, everything else being true
     ├── Unavailable           the store can't be reached or answered "busy": nothing was applied
     ├── Ambiguous             a commit was sent and its answer lost: send the same commit again
     ├── Fenced                this client's session has been ended by others: it may not write
@@ -25,6 +26,10 @@ class StoreError(Exception):
 
 class Conflict(StoreError):
     """A value that the transaction read has changed since."""
+
+
+class NotEmpty(StoreError):
+    """All checks of a commit hold, but a row it requires to be empty has a field."""
 
 
 class Unavailable(StoreError):

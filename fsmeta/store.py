@@ -8,9 +8,12 @@ A commit holds
 - a fence: the row of the session that commits. The row must hold FENCE_FIELD, and its worker field
   remembers the last sequence applied, so that a commit sent twice is applied once;
 - checks: values (or absences) the verb relied on; any difference is a `Conflict`;
-- empties: rows that must hold no field, else `Conflict`;
+- empties: rows that must hold no field, else `NotEmpty` (checks come first);
 - writes: see `Op`. `MERGE` and `ADD` need no read beforehand, which is what lets a thousand clients
   create files in one directory without ever conflicting.
+
+Rows whose names are one byte are tables of the whole volume: every client changes them, so no
+client is told of their changes and none remembers what it read there.
 
 Threading: every method may be called from any thread.
 """
@@ -20,6 +23,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol, TypeAlias
+
+
+def is_table(row: bytes) -> bool:
+    """Whether `row` belongs to the whole volume and is never tracked."""
+    return len(row) == 1
+
 
 Key: TypeAlias = tuple[bytes, bytes]
 
@@ -95,7 +104,10 @@ class Store(Protocol):
     """A metadata engine. Reads raise Unavailable; `commit` also raises what it says."""
 
     name: str  # "redis", "sqlite", … for messages
-    round_trips: int  # requests that waited for the store so far
+
+    @property
+    def round_trips(self) -> int:
+        """Requests that waited for the store so far."""
 
     def read(self, keys: Sequence[Key]) -> list[bytes | None]:
         """The values of `keys` at one moment, in order; None where there is none."""
@@ -123,7 +135,7 @@ class Store(Protocol):
     def commit(self, commit: Commit) -> None:
         """Apply `commit`, or answer again what it answered the first time.
 
-        Raises: Conflict, Fenced, LimitExceeded, StoreFull, Unavailable, Ambiguous.
+        Raises: Conflict, NotEmpty, Fenced, LimitExceeded, StoreFull, Unavailable, Ambiguous.
         """
 
     def sync(self) -> None:

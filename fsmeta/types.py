@@ -101,6 +101,20 @@ class Caller(NamedTuple):
 ROOT_CALLER = Caller(0, 0)
 
 
+class SetAttr(NamedTuple):
+    """What setattr is to change; None leaves a value alone."""
+
+    mode: int | None = None  # permission bits only
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+    atime_now: bool = False  # UTIME_NOW: our clock, and write permission suffices
+    mtime_now: bool = False
+    kill_suid: bool = False  # drop S_ISUID and S_ISGID as a write would
+
+
 class Dentry(NamedTuple):
     """One name in a directory."""
 

@@ -1,0 +1,61 @@
+"""create, mknod, mkdir, symlink: a new inode under a new name."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from typing import NamedTuple
+
+from fsmeta import access, quota, schema
+from fsmeta.ops.inode import (
+    Env,
+    check_name,
+    fetch,
+    get_parent,
+    is_absent,
+    put_attr,
+    put_dentry,
+    touch_dir,
+)
+from fsmeta.transact import Txn
+from fsmeta.types import SYMLINK_MAX, Attr, FileType, Ino
+
+
+class NewNode(NamedTuple):
+    """What is to be made."""
+
+    ino: Ino  # from `Meta`'s supply; a retry uses the same one
+    mode: int  # with the S_IFMT bits, umask applied
+    rdev: int = 0
+    target: bytes = b""
+
+
+def create(txn: Txn, env: Env, parent: Ino, name: bytes, node: NewNode) -> Attr:
+    """Make an inode of any type and give it a name; one round trip when the parent is known.
+
+    Raises: EEXIST, ENOENT, ENOTDIR, EACCES, ENAMETOOLONG, ENOSPC.
+    """
+    check_name(name)
+    fetch(txn, (parent,), ((parent, name),))
+    directory = get_parent(txn, env, parent, access.EXECUTE)
+    if not is_absent(txn, parent, name):
+        raise OSError(errno.EEXIST, "the name exists")
+    access.require(env.caller, directory, access.WRITE)
+    mode, gid = access.inherit(env.caller, directory, node.mode)
+    attr = schema.new_attr(node.ino, mode, env.caller.uid, gid, parent, env.now_ns, node.rdev)
+    if stat.S_ISLNK(mode):
+        attr = attr._replace(size=len(node.target))
+        _put_target(txn, node)
+    put_attr(txn, attr)
+    put_dentry(txn, parent, name, FileType.of_mode(mode), node.ino)
+    touch_dir(txn, parent, env.now_ns, nlink_delta=1 if stat.S_ISDIR(mode) else 0)
+    quota.charge(txn, env.limits, space=0, inodes=1)
+    return attr
+
+
+def _put_target(txn: Txn, node: NewNode) -> None:
+    if len(node.target) > SYMLINK_MAX:
+        raise OSError(errno.ENAMETOOLONG, "symlink target is longer than 4095 bytes")
+    if not node.target:
+        raise OSError(errno.ENOENT, "empty symlink target")
+    txn.put(schema.inode_row(node.ino), schema.LINK_FIELD, node.target)

@@ -1,0 +1,149 @@
+"""What is in a file: chunks of slices. Writing, truncating, compacting them.
+
+`used` counts the bytes that slices cover, so overwriting costs nothing and holes are free. To keep
+it exact a write must know what it covers; where it only appends, nothing can lie beneath.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Sequence
+from typing import Final
+
+from fsmeta import access, quota, schema
+from fsmeta.ops.inode import Env, get_attr
+from fsmeta.slices import covered
+from fsmeta.transact import Txn
+from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, Attr, Ino, Slice, SliceKind, space_of
+
+CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps (COMMIT_OPS_MAX)
+
+
+def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
+    """The slices of one chunk, oldest first; none where the file has a hole or ends."""
+    del env
+    value = txn.get(schema.inode_row(ino), schema.chunk_field(index))
+    return schema.unpack_slices(ino, index, value)
+
+
+def write(
+    txn: Txn,
+    env: Env,
+    ino: Ino,
+    batch: Sequence[tuple[int, Slice]],
+    length: int,
+    kill_suid: bool = False,
+) -> Attr:
+    """Add slices (chunk index, slice), whose data are already stored; returns new attributes.
+
+    The file grows to `length` if it is shorter. Raises: ESTALE, ENOSPC, EDQUOT.
+    """
+    attr = get_attr(txn, ino)
+    row = schema.inode_row(ino)
+    by_chunk: dict[int, list[Slice]] = {}
+    for index, piece in batch:
+        by_chunk.setdefault(index, []).append(piece)
+    overlapped = [
+        (row, schema.chunk_field(index))
+        for index, new in by_chunk.items()
+        if index * CHUNK_BYTES + min(each.pos for each in new) < attr.size
+    ]
+    txn.get_many(overlapped)
+    used = attr.used
+    for index, new in by_chunk.items():
+        field = schema.chunk_field(index)
+        old = schema.unpack_slices(ino, index, txn.reads.get((row, field)))
+        used += covered([*old, *new]) - covered(old)
+        txn.append(row, field, schema.pack_slices(new))
+    now = env.now_ns
+    new_attr = attr._replace(size=max(attr.size, length), used=used, mtime_ns=now, ctime_ns=now)
+    if attr.nlink:
+        quota.charge(txn, env.limits, space=new_attr.space - attr.space, inodes=0)
+    if kill_suid:
+        new_attr = new_attr._replace(mode=access.drop_suid(attr.mode))
+    if new_attr.mode != attr.mode:
+        txn.put(row, schema.ATTR_FIELD, schema.pack_attr(new_attr))
+    txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(new_attr))
+    return new_attr
+
+
+def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:
+    """truncate(2): attributes with the new size; the caller writes them.
+
+    What lies beyond is dropped at once, so that growing again shows zeros.
+    Raises: EISDIR, EINVAL, EFBIG.
+    """
+    if stat.S_ISDIR(attr.mode):
+        raise OSError(errno.EISDIR, "is a directory")
+    if not stat.S_ISREG(attr.mode) or size < 0:
+        raise OSError(errno.EINVAL, "not a regular file, or a negative size")
+    if size > FILE_SIZE_MAX:
+        raise OSError(errno.EFBIG, f"size {size}")
+    if size >= attr.size or not attr.used:
+        return attr._replace(size=size)
+    used = attr.used - _cut(txn, attr, size)
+    if attr.nlink:
+        quota.charge(txn, env.limits, space=space_of(used) - attr.space, inodes=0)
+    return attr._replace(size=size, used=used)
+
+
+def _cut(txn: Txn, attr: Attr, size: int) -> int:
+    """Drop the slices beyond `size`; how many covered bytes went with them."""
+    row = schema.inode_row(attr.ino)
+    last, pos = divmod(size, CHUNK_BYTES)
+    lost = 0
+    for field, value in txn.get_row(row).items():
+        if not field.startswith(b"c"):
+            continue
+        index = schema.id_of(field)
+        if index < last:
+            continue
+        txn.expect(row, field, value)
+        old = schema.unpack_slices(attr.ino, index, value)
+        if index > last or (index == last and pos == 0):
+            txn.delete(row, field)
+            bury(txn, old)
+            lost += covered(old)
+        elif index == last and any(each.end > pos for each in old):
+            end = schema.hole(pos, CHUNK_BYTES - pos)
+            txn.append(row, field, schema.pack_slices([end]))
+            lost += covered(old) - covered([*old, end])
+    return lost
+
+
+def bury(txn: Txn, slices: Sequence[Slice]) -> None:
+    """Record what was in one chunk and is in none now, for the background worker to delete."""
+    dead = [(each.id, each.size) for each in slices if each.kind is not SliceKind.HOLE]
+    if dead:
+        txn.put(schema.DEAD_SLICES, schema.pack_u64(dead[0][0]), schema.pack_dead(dead))
+
+
+def replace_prefix(
+    txn: Txn, env: Env, ino: Ino, index: int, old: Sequence[Slice], new: Sequence[Slice]
+) -> bool:
+    """Compaction: put `new` in place of the first slices of a chunk, if those are still `old`.
+
+    What was appended meanwhile stays behind them. False where somebody else was first; then the
+    caller owns `new` and deletes it.
+    """
+    del env
+    row, field = schema.inode_row(ino), schema.chunk_field(index)
+    value = txn.get(row, field)
+    prefix = schema.pack_slices(old)
+    if value is None or not value.startswith(prefix):
+        return False
+    rest = value[len(prefix) :]
+    packed = schema.pack_slices(new) + rest
+    if packed:
+        txn.put(row, field, packed)
+    else:
+        txn.delete(row, field)
+    bury(txn, old)
+    return True
+
+
+def next_cut(attr: Attr, size: int) -> int:
+    """The size to truncate to first on the way to `size`, so that one commit stays small."""
+    floor = (attr.size // CHUNK_BYTES - CHUNKS_A_COMMIT) * CHUNK_BYTES
+    return max(size, floor)

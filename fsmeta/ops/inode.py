@@ -1,0 +1,112 @@
+"""How verbs read inodes and names, and what they know of the call that runs them."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from typing import NamedTuple
+
+from fsmeta import access, schema
+from fsmeta.schema import Stable
+from fsmeta.transact import Txn
+from fsmeta.types import NAME_MAX, NO_PARENT, ROOT_INO, Attr, Caller, FileType, Ino, Usage
+
+
+class Env(NamedTuple):
+    """Who calls, when, and within which limits of the volume."""
+
+    caller: Caller
+    now_ns: int
+    limits: Usage
+
+
+class Found(NamedTuple):
+    """A name that exists, and its inode."""
+
+    type: FileType
+    attr: Attr
+
+
+def get_attr(txn: Txn, ino: Ino) -> Attr:
+    """The attributes of an inode.
+
+    Raises: ESTALE where it is gone: whoever holds its number must look its name up again.
+    """
+    a, v = txn.get_many(schema.attr_keys(ino))
+    if a is None or v is None:
+        raise OSError(errno.ESTALE, f"inode {ino} is gone")
+    return schema.unpack_inode(ino, a, v)
+
+
+def get_stable(txn: Txn, ino: Ino) -> Stable:
+    """What does not change with every write. Raises: ESTALE."""
+    a = txn.get(schema.inode_row(ino), schema.ATTR_FIELD)
+    if a is None:
+        raise OSError(errno.ESTALE, f"inode {ino} is gone")
+    return schema.unpack_stable(ino, a)
+
+
+def get_parent(txn: Txn, env: Env, ino: Ino, mask: int) -> Stable:
+    """A directory in which the caller may do what `mask` says (access(2) bits).
+
+    Raises: ENOTDIR, EACCES, ENOENT where the directory itself has been removed.
+    """
+    parent = get_stable(txn, ino)
+    if not stat.S_ISDIR(parent.mode):
+        raise OSError(errno.ENOTDIR, f"inode {ino} is not a directory")
+    access.require(env.caller, parent, mask)
+    if parent.parent == NO_PARENT and ino != ROOT_INO:
+        raise OSError(errno.ENOENT, f"directory {ino} has been removed")
+    return parent
+
+
+def check_name(name: bytes) -> None:
+    """Raises: ENAMETOOLONG, EINVAL for what can't be a name."""
+    if len(name) > NAME_MAX:
+        raise OSError(errno.ENAMETOOLONG, "name is longer than 255 bytes")
+    if not name or b"/" in name or b"\0" in name:
+        raise OSError(errno.EINVAL, f"{name!r} is no name")
+
+
+def fetch(txn: Txn, stables: tuple[Ino, ...], names: tuple[tuple[Ino, bytes], ...]) -> None:
+    """Bring directories' stable records and dentries in one request, for the reads that follow."""
+    keys = [(schema.inode_row(ino), schema.ATTR_FIELD) for ino in stables]
+    txn.get_many(keys + [(schema.dir_row(parent), name) for parent, name in names])
+
+
+def find(txn: Txn, parent: Ino, name: bytes) -> Found | None:
+    """What `name` in `parent` leads to, with attributes; one request when nothing is known."""
+    row = schema.dir_row(parent)
+    value, records = txn.get_linked(
+        row, name, schema.DENTRY_INO_AT, schema.INODE_PREFIX, schema.ATTR_FIELDS
+    )
+    if value is None:
+        return None
+    kind, ino = schema.unpack_dentry(row, name, value)
+    a, v = records
+    if a is None or v is None:
+        # a name and its inode go together, so one of the two was read before a change
+        raise OSError(errno.ESTALE, f"inode {ino} is gone")
+    return Found(kind, schema.unpack_inode(ino, a, v))
+
+
+def is_absent(txn: Txn, parent: Ino, name: bytes) -> bool:
+    """Whether `name` is free in `parent`."""
+    return txn.get(schema.dir_row(parent), name) is None
+
+
+def put_attr(txn: Txn, attr: Attr) -> None:
+    """Write both records of an inode."""
+    row = schema.inode_row(attr.ino)
+    txn.put(row, schema.ATTR_FIELD, schema.pack_attr(attr))
+    txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(attr))
+
+
+def put_dentry(txn: Txn, parent: Ino, name: bytes, kind: FileType, ino: Ino) -> None:
+    txn.put(schema.dir_row(parent), name, schema.pack_dentry(kind, ino))
+
+
+def touch_dir(txn: Txn, ino: Ino, now_ns: int, nlink_delta: int = 0) -> None:
+    """Names in a directory have changed: mtime and ctime, and its count of subdirectories."""
+    row = schema.inode_row(ino)
+    txn.merge(row, schema.VOLATILE_FIELD, schema.touch_parts(now_ns, nlink_delta))

@@ -1,0 +1,60 @@
+"""lookup, getattr, readlink, access: verbs that only read."""
+
+from __future__ import annotations
+
+import errno
+import stat
+
+from fsmeta import access as rules
+from fsmeta import schema
+from fsmeta.ops.inode import Env, check_name, find, get_attr, get_parent
+from fsmeta.transact import Txn
+from fsmeta.types import ROOT_INO, Attr, Ino
+
+
+def lookup(txn: Txn, env: Env, parent: Ino, name: bytes) -> Attr:
+    """What `name` in `parent` leads to; `.` and `..` too.
+
+    Raises: ENOENT, ENOTDIR, EACCES, ENAMETOOLONG.
+    """
+    if name in (b".", b".."):
+        return _lookup_dots(txn, env, parent, name)
+    check_name(name)
+    if not env.caller.checked:
+        get_parent(txn, env, parent, rules.EXECUTE)
+    found = find(txn, parent, name)
+    if found is None:
+        raise OSError(errno.ENOENT, "no such name")
+    return found.attr
+
+
+def _lookup_dots(txn: Txn, env: Env, parent: Ino, name: bytes) -> Attr:
+    here = get_parent(txn, env, parent, rules.EXECUTE)
+    if name == b"." or parent == ROOT_INO:
+        return get_attr(txn, parent)
+    return get_attr(txn, here.parent)
+
+
+def getattr_(txn: Txn, env: Env, ino: Ino) -> Attr:
+    """stat(2) of an inode. Raises: ESTALE."""
+    del env
+    return get_attr(txn, ino)
+
+
+def access(txn: Txn, env: Env, ino: Ino, mask: int) -> None:
+    """access(2). Raises: EACCES, ESTALE."""
+    attr = get_attr(txn, ino)
+    if not rules.allows(env.caller, attr, mask):
+        raise OSError(errno.EACCES, "permission denied")
+
+
+def readlink(txn: Txn, env: Env, ino: Ino) -> bytes:
+    """The target of a symlink. Raises: EINVAL, ESTALE."""
+    del env
+    target = txn.get(schema.inode_row(ino), schema.LINK_FIELD)
+    if target is None:
+        attr = get_attr(txn, ino)
+        if not stat.S_ISLNK(attr.mode):
+            raise OSError(errno.EINVAL, f"inode {ino} is not a symlink")
+        raise schema.corrupt(ino, schema.LINK_FIELD, "a symlink without a target")
+    return target

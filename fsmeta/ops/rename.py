@@ -1,0 +1,156 @@
+"""rename(2) and renameat2(2): RENAME_NOREPLACE and RENAME_EXCHANGE included.
+
+A directory can't end up under itself, however many clients move directories at once: the walk from
+the new parent to the root reads every `a` record on the way, and the commit checks them all.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final, NamedTuple
+
+from fsmeta import access, schema
+from fsmeta.ops.inode import Env, Found, check_name, fetch, find, get_parent, get_stable, touch_dir
+from fsmeta.ops.inode import put_dentry as put_name
+from fsmeta.ops.remove import drop_dir, drop_name, move_parent_count, require_removable
+from fsmeta.transact import Txn
+from fsmeta.types import NO_PARENT, ROOT_INO, Attr, FileType, Ino
+
+NOREPLACE: Final = 1
+EXCHANGE: Final = 2
+_DEPTH_MAX: Final = 10_000  # more directories above one another than any path can name
+
+
+class Place(NamedTuple):
+    """A name in a directory."""
+
+    parent: Ino
+    name: bytes
+
+
+class Renamed(NamedTuple):
+    """What moved, and what had the new name before (after an exchange: what has the old one)."""
+
+    moved: Attr
+    replaced: Attr | None
+
+
+def rename(txn: Txn, env: Env, old: Place, new: Place, flags: int) -> Renamed:
+    """Move the name `old` to `new`; what was there is replaced, or trades places (EXCHANGE).
+
+    Raises: ENOENT, EEXIST, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL, EACCES, EPERM.
+    """
+    if flags not in (0, NOREPLACE, EXCHANGE):
+        raise OSError(errno.EINVAL, f"rename flags {flags:#x}")
+    check_name(old.name)
+    check_name(new.name)
+    fetch(txn, (old.parent, new.parent), (old, new))
+    old_dir = get_parent(txn, env, old.parent, access.EXECUTE)
+    new_dir = get_parent(txn, env, new.parent, access.EXECUTE)
+    source = find(txn, *old)
+    if source is None:
+        raise OSError(errno.ENOENT, "no such name")
+    target = find(txn, *new)
+    if flags == NOREPLACE and target is not None:
+        raise OSError(errno.EEXIST, "the new name exists")
+    if flags == EXCHANGE and target is None:
+        raise OSError(errno.ENOENT, "nothing to exchange with")
+    if old.parent != new.parent:
+        _require_no_loop(txn, source, target, old, new, flags)
+    if target is not None and target.attr.ino == source.attr.ino:
+        return Renamed(source.attr, None)
+    require_removable(env, old_dir, source.attr)
+    if target is None:
+        access.require(env.caller, new_dir, access.WRITE | access.EXECUTE)
+    else:
+        require_removable(env, new_dir, target.attr)
+    if flags == EXCHANGE:
+        assert target is not None
+        return _exchange(txn, env, source, target, old, new)
+    return _replace(txn, env, source, target, old, new)
+
+
+def _require_no_loop(
+    txn: Txn, source: Found, target: Found | None, old: Place, new: Place, flags: int
+) -> None:
+    """Raises: EINVAL where a directory would come to lie under itself, ENOTEMPTY as Linux does."""
+    if source.type is FileType.DIR and _is_under(txn, new.parent, source.attr.ino):
+        raise OSError(errno.EINVAL, "a directory can't move into itself")
+    if target is None or target.type is not FileType.DIR:
+        return
+    if _is_under(txn, old.parent, target.attr.ino):
+        code = errno.EINVAL if flags == EXCHANGE else errno.ENOTEMPTY
+        raise OSError(code, "the target contains the source")
+
+
+def _is_under(txn: Txn, directory: Ino, ancestor: Ino) -> bool:
+    for _ in range(_DEPTH_MAX):
+        if directory == ancestor:
+            return True
+        if directory == ROOT_INO:
+            return False
+        directory = get_stable(txn, directory).parent
+        if directory == NO_PARENT:
+            raise OSError(errno.ENOENT, "a directory above has been removed")
+    raise schema.corrupt(directory, schema.ATTR_FIELD, "directories nest without end")
+
+
+def _replace(
+    txn: Txn, env: Env, source: Found, target: Found | None, old: Place, new: Place
+) -> Renamed:
+    is_dir = source.type is FileType.DIR
+    if target is not None:
+        if is_dir and target.type is not FileType.DIR:
+            raise OSError(errno.ENOTDIR, "the new name is not a directory")
+        if not is_dir and target.type is FileType.DIR:
+            raise OSError(errno.EISDIR, "the new name is a directory")
+    moved = _move(txn, env, source, old, new)
+    txn.delete(schema.dir_row(old.parent), old.name)
+    replaced = None
+    if target is not None:
+        replaced = (
+            drop_dir(txn, env, target.attr)
+            if is_dir
+            else drop_name(txn, env, target.attr, new.parent)
+        )
+    gone = 1 if is_dir and target is not None else 0
+    if old.parent == new.parent:
+        touch_dir(txn, old.parent, env.now_ns, -gone)
+    else:
+        touch_dir(txn, old.parent, env.now_ns, -1 if is_dir else 0)
+        touch_dir(txn, new.parent, env.now_ns, (1 if is_dir else 0) - gone)
+    return Renamed(moved, replaced)
+
+
+def _exchange(txn: Txn, env: Env, source: Found, target: Found, old: Place, new: Place) -> Renamed:
+    moved = _move(txn, env, source, old, new)
+    back = _move(txn, env, target, new, old)
+    if old.parent == new.parent:
+        touch_dir(txn, old.parent, env.now_ns)
+    else:
+        delta = (target.type is FileType.DIR) - (source.type is FileType.DIR)
+        touch_dir(txn, old.parent, env.now_ns, delta)
+        touch_dir(txn, new.parent, env.now_ns, -delta)
+    return Renamed(moved, back)
+
+
+def _move(txn: Txn, env: Env, found: Found, old: Place, new: Place) -> Attr:
+    """Give the inode its new name; the old one is the caller's to delete or to give away.
+
+    Raises: EACCES where a directory changes its `..` and the caller may not write to it.
+    """
+    attr = found.attr
+    put_name(txn, new.parent, new.name, found.type, attr.ino)
+    row = schema.inode_row(attr.ino)
+    moved = attr._replace(ctime_ns=env.now_ns)
+    if old.parent != new.parent:
+        if attr.is_dir:
+            access.require(env.caller, attr, access.WRITE)
+        if attr.parent == NO_PARENT:
+            move_parent_count(txn, attr.ino, old.parent, -1)
+            move_parent_count(txn, attr.ino, new.parent, +1)
+        else:
+            moved = moved._replace(parent=new.parent)
+            txn.put(row, schema.ATTR_FIELD, schema.pack_attr(moved))
+    txn.merge(row, schema.VOLATILE_FIELD, schema.ctime_parts(env.now_ns))
+    return moved

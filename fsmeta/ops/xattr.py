@@ -1,0 +1,92 @@
+"""setxattr, getxattr, listxattr, removexattr: fields of the inode's row."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from fsmeta import access, schema
+from fsmeta.ops.inode import Env, get_attr
+from fsmeta.transact import Txn
+from fsmeta.types import XATTR_NAME_MAX, XATTR_SIZE_MAX, Attr, Ino
+
+CREATE: Final = 1  # xattr.h
+REPLACE: Final = 2
+_MARK: Final = b"\1"  # before each value, so that an empty one can be stored
+_NAMESPACES: Final = (b"user.", b"trusted.", b"security.")
+
+
+def setxattr(txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, flags: int) -> None:
+    """Set an attribute; CREATE wants it new, REPLACE wants it there.
+
+    Raises: EEXIST, ENODATA, ERANGE, E2BIG, EINVAL, ENOTSUP, EPERM, EACCES, ESTALE.
+    """
+    if flags not in (0, CREATE, REPLACE):
+        raise OSError(errno.EINVAL, f"setxattr flags {flags:#x}")
+    if len(value) > XATTR_SIZE_MAX:
+        raise OSError(errno.E2BIG, "attribute value is larger than 64 KiB")
+    old = _find(txn, env, ino, name, access.WRITE)
+    if flags == CREATE and old is not None:
+        raise OSError(errno.EEXIST, "the attribute exists")
+    if flags == REPLACE and old is None:
+        raise OSError(errno.ENODATA, "no such attribute")
+    txn.put(schema.inode_row(ino), schema.xattr_field(name), _MARK + value)
+    _touch(txn, env, ino)
+
+
+def getxattr(txn: Txn, env: Env, ino: Ino, name: bytes) -> bytes:
+    """The value of an attribute. Raises: ENODATA, ENOTSUP, EACCES, ESTALE."""
+    value = _find(txn, env, ino, name, access.READ)
+    if value is None:
+        raise OSError(errno.ENODATA, "no such attribute")
+    return value[len(_MARK) :]
+
+
+def removexattr(txn: Txn, env: Env, ino: Ino, name: bytes) -> None:
+    """Raises: ENODATA, ENOTSUP, EPERM, EACCES, ESTALE."""
+    if _find(txn, env, ino, name, access.WRITE) is None:
+        raise OSError(errno.ENODATA, "no such attribute")
+    txn.delete(schema.inode_row(ino), schema.xattr_field(name))
+    _touch(txn, env, ino)
+
+
+def listxattr(txn: Txn, env: Env, ino: Ino) -> list[bytes]:
+    """The names the caller may know of: `trusted.*` is root's. Raises: ESTALE."""
+    fields = txn.get_row(schema.inode_row(ino))
+    if schema.ATTR_FIELD not in fields:
+        raise OSError(errno.ESTALE, f"inode {ino} is gone")
+    names = [field[1:] for field in fields if field[:1] == b"x"]
+    if env.caller.uid != 0:
+        names = [name for name in names if not name.startswith(b"trusted.")]
+    return sorted(names)
+
+
+def _find(txn: Txn, env: Env, ino: Ino, name: bytes, mask: int) -> bytes | None:
+    """The stored value, after the checks every verb here makes."""
+    if not name.startswith(_NAMESPACES):
+        raise OSError(errno.ENOTSUP, f"attribute namespace of {name!r}")
+    if len(name) > XATTR_NAME_MAX:
+        raise OSError(errno.ERANGE, "attribute name is longer than 255 bytes")
+    row = schema.inode_row(ino)
+    txn.get_many((*schema.attr_keys(ino), (row, schema.xattr_field(name))))
+    _require(env, get_attr(txn, ino), name, mask)
+    return txn.get(row, schema.xattr_field(name))
+
+
+def _require(env: Env, attr: Attr, name: bytes, mask: int) -> None:
+    """xattr(7): `user.*` follows the file's mode, the others are root's to change."""
+    caller = env.caller
+    if caller.checked or caller.uid == 0:
+        return
+    if name.startswith(b"user."):
+        access.require(caller, attr, mask)
+    elif name.startswith(b"trusted."):
+        missing = errno.ENODATA if mask == access.READ else errno.EPERM
+        raise OSError(missing, "trusted attributes are root's")
+    elif mask == access.WRITE:
+        raise OSError(errno.EPERM, "security attributes are root's")
+
+
+def _touch(txn: Txn, env: Env, ino: Ino) -> None:
+    row = schema.inode_row(ino)
+    txn.merge(row, schema.VOLATILE_FIELD, schema.ctime_parts(env.now_ns))

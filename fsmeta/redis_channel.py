@@ -1,0 +1,220 @@
+"""One connection to Redis that many threads share: requests go out as they come, answers in order.
+
+One connection, because client tracking with NOLOOP leaves out only what the *same* connection
+changed; and because requests of several threads then travel, and are run, together. No thread
+serves the others: who waits reads the socket himself and hands out what is not his, so a lone
+request costs one send, one receive and no wake-up.
+
+redis-py makes the connection (URL, TLS, password, database, unix socket); hiredis parses.
+
+Threading: `_send` guards the order of sending and the current link, a link's `receiving` its
+reader. `_send` may be taken first, never the other way round.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import hiredis
+import redis
+
+from fsmeta.errors import Ambiguous, StoreError, StoreFull, Unavailable
+from fsmeta.runtime import Runtime
+
+ANSWER_TIMEOUT_S: Final = 10.0  # a Redis that is silent for longer is taken for gone
+_RECEIVE_BYTES: Final = 64 << 10
+_TIMEVAL: Final = struct.Struct("@ll")
+
+# the first word of an error reply: what it means for us; all others are our own mistakes
+_ERRORS: Final[dict[str, type[StoreError]]] = {
+    "OOM": StoreFull,
+    "LOADING": Unavailable,
+    "BUSY": Unavailable,
+    "READONLY": Unavailable,
+    "MASTERDOWN": Unavailable,
+    "CLUSTERDOWN": Unavailable,
+    "TRYAGAIN": Unavailable,
+    "MISCONF": StoreFull,
+}
+
+
+class RedisConnection(Protocol):
+    """What we use of `redis.Connection`."""
+
+    _sock: socket.socket | None
+
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def send_command(self, *words: str, **options: Any) -> None: ...
+    def read_response(self) -> Any: ...
+    def can_read(self, timeout: float = 0) -> bool: ...
+
+
+class _Slot:
+    """One request that waits for its answer."""
+
+    __slots__ = ("done", "reply")
+
+    def __init__(self) -> None:
+        self.reply: Any = None
+        self.done = False
+
+
+class _Link:
+    """A connection and those who wait on it."""
+
+    def __init__(self, connection: RedisConnection, runtime: Runtime) -> None:
+        assert connection._sock is not None
+        self.connection = connection  # closes the socket when nobody refers to it any more
+        self.sock = connection._sock
+        # one TLS stream can't be written and read by two threads at once
+        self.exclusive = isinstance(self.sock, ssl.SSLSocket)
+        self.receiving = runtime.lock()
+        self.waiting: deque[_Slot] = deque()  # appended under the channel's _send
+        self._reader = hiredis.Reader()  # guarded by receiving
+        self._buffer = bytearray(_RECEIVE_BYTES)
+        self.broken = False
+        self.sock.settimeout(None)
+        timeout = _TIMEVAL.pack(int(ANSWER_TIMEOUT_S), 0)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+
+    def receive(self, slot: _Slot) -> None:
+        """Read until `slot` has its answer, handing out the answers before it."""
+        while not slot.done:
+            with self.receiving:
+                while not slot.done:
+                    self._receive_one()
+
+    def _receive_one(self) -> None:
+        reply = self._reader.gets()
+        if reply is not False:
+            slot = self.waiting.popleft()
+            slot.reply = reply
+            slot.done = True
+            return
+        try:
+            count = self.sock.recv_into(self._buffer)
+        except OSError:
+            count = 0
+        if count:
+            self._reader.feed(self._buffer, 0, count)  # type: ignore[arg-type]  # any buffer will do
+        else:
+            self._fail()
+
+    def hang_up(self) -> None:
+        """Wake whoever receives: there is nothing more to come. From any thread."""
+        self.broken = True
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side was first
+
+    def _fail(self) -> None:
+        """Nobody who waits here will be answered."""
+        self.hang_up()
+        while self.waiting:
+            slot = self.waiting.popleft()
+            slot.reply = _LOST
+            slot.done = True
+
+
+_LOST: Final = object()
+
+
+class Channel:
+    """Sends packed requests and returns their replies; reconnects when asked again."""
+
+    def __init__(
+        self,
+        make: Callable[[], RedisConnection],
+        runtime: Runtime,
+        prepare: Callable[[RedisConnection], None] | None = None,
+    ) -> None:
+        """`prepare` runs on every new connection before its first request."""
+        self._make = make
+        self._runtime = runtime
+        self._prepare = prepare
+        self._send = runtime.lock()
+        self._link: _Link | None = None  # guarded by _send
+        self._closed = False  # guarded by _send
+        self.requests = 0  # guarded by _send
+
+    def request(self, packed: bytes) -> Any:
+        """The reply to one packed request.
+
+        Raises: Unavailable before it was sent, Ambiguous when its answer was lost, StoreError for
+        an error reply.
+        """
+        slot = _Slot()
+        with self._send:
+            link = self._ready_link()
+            self.requests += 1
+            link.waiting.append(slot)
+            try:
+                link.sock.sendall(packed)
+            except OSError:
+                link.hang_up()
+            if link.exclusive:
+                link.receive(slot)
+        link.receive(slot)
+        if slot.reply is _LOST:
+            raise Ambiguous("redis: the connection broke while waiting for an answer")
+        if isinstance(slot.reply, hiredis.ReplyError):
+            raise _translate(slot.reply)
+        return slot.reply
+
+    def reset(self) -> None:
+        """Let the next request begin on a new connection."""
+        with self._send:
+            link, self._link = self._link, None
+        if link is not None:
+            link.hang_up()
+
+    def close(self) -> None:
+        """End; later requests are Unavailable."""
+        with self._send:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None:
+            link.hang_up()
+
+    def _ready_link(self) -> _Link:
+        if self._closed:
+            raise Unavailable("redis: closed")
+        if self._link is None or self._link.broken:
+            self._link = None
+            self._link = _Link(self._connect(), self._runtime)
+        return self._link
+
+    def _connect(self) -> RedisConnection:
+        connection = self._make()
+        try:
+            connection.connect()
+            if self._prepare is not None:
+                self._prepare(connection)
+        except (redis.RedisError, OSError) as error:
+            connection.disconnect()
+            raise Unavailable(f"redis: {error}") from error
+        return connection
+
+
+class NoScript(StoreError):
+    """The server does not know a script by its hash: load it and ask again."""
+
+
+def _translate(error: hiredis.ReplyError) -> StoreError:
+    text = str(error)
+    word = text.split(" ", 1)[0]
+    if word == "NOSCRIPT":
+        return NoScript(text)
+    return _ERRORS.get(word, Unexpected)(f"redis: {text}")
+
+
+class Unexpected(StoreError):
+    """An error reply that no correct request provokes."""

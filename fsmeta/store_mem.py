@@ -1,0 +1,174 @@
+"""The in-memory engine: ordered dicts under one lock; the reference for the other engines.
+
+A `MemBackend` is the database; each client opens its own `MemStore` on it. Tracking works as on
+Redis: a client that has read a row is told once when another client changes it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from fsmeta.apply import apply_commit
+from fsmeta.errors import Unavailable
+from fsmeta.runtime import Runtime
+from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, RowPage, Store, is_table
+
+
+class MemBackend:
+    """What the clients of one in-memory volume share."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.lock = runtime.lock()
+        self.rows: dict[bytes, dict[bytes, bytes]] = {}  # guarded by lock
+        self.readers: dict[bytes, dict[MemStore, None]] = {}  # who to tell; guarded by lock
+        self.commits = 0  # applied so far; guarded by lock
+
+    def take_readers(
+        self, rows: set[bytes], writer: MemStore
+    ) -> list[tuple[MemStore, list[bytes]]]:
+        """Who must be told that `writer` changed `rows`; lock held. Each is told only once."""
+        told: dict[MemStore, list[bytes]] = {}
+        for row in rows:
+            for reader in self.readers.pop(row, ()):
+                if reader is not writer:
+                    told.setdefault(reader, []).append(row)
+            self.readers[row] = {writer: None}
+        return list(told.items())
+
+
+class _MemView:
+    """A transaction on the backend: puts land in a copy of each touched row."""
+
+    def __init__(self, rows: dict[bytes, dict[bytes, bytes]]) -> None:
+        self._rows = rows
+        self.touched: dict[bytes, dict[bytes, bytes]] = {}
+
+    def _row(self, row: bytes) -> dict[bytes, bytes]:
+        return self.touched.get(row, self._rows.get(row, {}))
+
+    def _own(self, row: bytes) -> dict[bytes, bytes]:
+        if row not in self.touched:
+            self.touched[row] = dict(self._rows.get(row, {}))
+        return self.touched[row]
+
+    def get(self, row: bytes, field: bytes) -> bytes | None:
+        return self._row(row).get(field)
+
+    def put(self, row: bytes, field: bytes, value: bytes) -> None:
+        assert value, f"empty value at {row!r} {field!r}"
+        self._own(row)[field] = value
+
+    def delete(self, row: bytes, field: bytes) -> None:
+        self._own(row).pop(field, None)
+
+    def delete_row(self, row: bytes) -> None:
+        self.touched[row] = {}
+
+    def is_empty(self, row: bytes) -> bool:
+        return not self._row(row)
+
+
+class MemStore:
+    """One client's connection to a `MemBackend`."""
+
+    name = "mem"
+
+    def __init__(self, backend: MemBackend, tracked: bool = True) -> None:
+        self._backend = backend
+        self._tracked = tracked
+        self._listener: Listener | None = None
+        self._closed = False
+        self.round_trips = 0  # guarded by the backend's lock
+
+    def _enter(self, rows: Sequence[bytes]) -> None:
+        """Count a request and remember who read what; lock held."""
+        if self._closed:
+            raise Unavailable("store is closed")
+        self.round_trips += 1
+        if self._listener is not None:
+            for row in rows:
+                if not is_table(row):
+                    self._backend.readers.setdefault(row, {})[self] = None
+
+    def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+        rows = self._backend.rows
+        with self._backend.lock:
+            self._enter([row for row, _ in keys])
+            return [rows.get(row, {}).get(field) for row, field in keys]
+
+    def read_linked(
+        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+    ) -> tuple[bytes | None, list[bytes | None]]:
+        rows = self._backend.rows
+        with self._backend.lock:
+            self._enter([row])
+            value = rows.get(row, {}).get(field)
+            if value is None:
+                return None, []
+            linked = rows.get(prefix + value[skip:], {})
+            return value, [linked.get(name) for name in fields]
+
+    def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        with self._backend.lock:
+            self._enter(rows)
+            return [dict(self._backend.rows.get(row, {})) for row in rows]
+
+    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
+        with self._backend.lock:
+            self._enter([row])
+            fields = self._backend.rows.get(row, {})
+            names, following = _page_of(fields, cursor, limit)
+            return Page([(name, fields[name]) for name in names], following)
+
+    def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
+        with self._backend.lock:
+            self._enter(())
+            matching = [row for row in self._backend.rows if row.startswith(prefix)]
+            return RowPage(*_page_of(matching, cursor, limit))
+
+    def commit(self, commit: Commit) -> None:
+        backend = self._backend
+        with backend.lock:
+            self._enter(())
+            view = _MemView(backend.rows)
+            apply_commit(view, commit)
+            for row, fields in view.touched.items():
+                if fields:
+                    backend.rows[row] = fields
+                else:
+                    backend.rows.pop(row, None)
+            backend.commits += 1
+            changed = {write[1] for write in commit.writes if not is_table(write[1])}
+            told = backend.take_readers(changed, self)
+        for reader, rows in told:
+            if reader._listener is not None:
+                reader._listener(rows)
+
+    def sync(self) -> None:
+        """Nothing to do: memory survives nothing."""
+
+    def watch(self, listener: Listener) -> None:
+        self._listener = listener if self._tracked else None
+
+    def vouches(self) -> bool:
+        return self._listener is not None
+
+    def close(self) -> None:
+        self._closed = True
+        self._listener = None
+
+
+def _page_of(
+    names: dict[bytes, bytes] | list[bytes], cursor: bytes, limit: int
+) -> tuple[list[bytes], bytes | None]:
+    """Up to `limit` of `names` from `cursor` on, sorted, and the cursor of the rest."""
+    ordered = sorted(names)
+    begin = bisect_left(ordered, cursor)
+    page = ordered[begin : begin + limit]
+    more = begin + limit < len(ordered)
+    return page, page[-1] + b"\0" if more else None
+
+
+def _conforms(store: MemStore) -> Store:
+    return store

@@ -1,0 +1,256 @@
+"""The Redis engine: a row is a hash, a commit is one Lua script, a lookup is another.
+
+Works on Redis 6.2 and later and what speaks like it. Rows go as declared keys where this client
+wants to hear of changes; all keys of a volume are on one server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from importlib import resources
+from typing import Any, Final, cast
+
+import hiredis
+import msgpack
+import redis
+
+from fsmeta.errors import (
+    Ambiguous,
+    ConfigError,
+    Conflict,
+    Fenced,
+    LimitExceeded,
+    NotEmpty,
+    Unavailable,
+)
+from fsmeta.redis_channel import ANSWER_TIMEOUT_S, Channel, NoScript, RedisConnection
+from fsmeta.redis_tracking import Tracking
+from fsmeta.runtime import Runtime
+from fsmeta.store import (
+    SCAN_PAGE,
+    Commit,
+    Key,
+    Listener,
+    Op,
+    Page,
+    RowPage,
+    Set,
+    Store,
+    is_table,
+)
+
+# KEYS: rows; ARGV[1]: msgpack of {row, field, field, …} for each. One flat list of values.
+_READ_LUA: Final = b"""
+local out = {}
+for _, want in ipairs(cmsgpack.unpack(ARGV[1])) do
+  local values = redis.call('HMGET', unpack(want))
+  for i = 1, #want - 1 do out[#out + 1] = values[i] end
+end
+return out
+"""
+
+# KEYS[1]: row; ARGV: field, skip, prefix, fields. The value, then those of the row it names.
+_LINKED_LUA: Final = b"""
+local value = redis.call('HGET', KEYS[1], ARGV[1])
+if not value then return false end
+local row = ARGV[3] .. string.sub(value, ARGV[2] + 1)
+local found = redis.call('HMGET', row, unpack(ARGV, 4))
+return {value, unpack(found)}
+"""
+
+# ARGV: rows. A flat list of fields and values for each.
+_ROWS_LUA: Final = b"""
+local out = {}
+for i, row in ipairs(ARGV) do out[i] = redis.call('HGETALL', row) end
+return out
+"""
+
+_pack: Final = hiredis.pack_command
+
+
+class _Script:
+    """A Lua script and the hash the server knows it by."""
+
+    def __init__(self, source: bytes) -> None:
+        self.source = source
+        self.sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+
+
+_COMMIT: Final = _Script(resources.files("fsmeta").joinpath("redis_commit.lua").read_bytes())
+_READ: Final = _Script(_READ_LUA)
+_LINKED: Final = _Script(_LINKED_LUA)
+_ROWS: Final = _Script(_ROWS_LUA)
+
+
+class RedisStore:
+    """One client's connections to the Redis database that holds a volume."""
+
+    name = "redis"
+
+    def __init__(self, url: str, runtime: Runtime) -> None:
+        """Raises: ConfigError where the URL is wrong or nothing answers there."""
+        self._runtime = runtime
+        self._make = _connection_maker(url)
+        self._tracking: Tracking | None = None
+        self._main = Channel(self._make, runtime, self._attach)
+        self._plain = Channel(self._make, runtime)  # tables and long scans: watched by nobody
+        try:
+            self._plain.request(_pack((b"PING",)))
+        except Unavailable as error:
+            raise ConfigError(f"can't reach {_display(url)}: {error}") from error
+
+    def _attach(self, connection: RedisConnection) -> None:
+        if self._tracking is not None:
+            self._tracking.attach(connection)
+
+    @property
+    def round_trips(self) -> int:
+        return self._main.requests + self._plain.requests
+
+    def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+        first = keys[0][0]
+        if all(row == first for row, _ in keys):
+            fields = [field for _, field in keys]
+            channel = self._plain if is_table(first) else self._main
+            reply = self._ask(channel, (b"HMGET", first, *fields))
+            return list(reply)
+        rows: dict[bytes, list[bytes]] = {}
+        for row, field in keys:
+            rows.setdefault(row, [row]).append(field)
+        tracked = [row for row in rows if not is_table(row)]
+        reply = self._run(_READ, self._main, tracked, (_msgpack(list(rows.values())),))
+        found = iter(reply)
+        values = {(want[0], field): next(found) for want in rows.values() for field in want[1:]}
+        return [values[key] for key in keys]
+
+    def read_linked(
+        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+    ) -> tuple[bytes | None, list[bytes | None]]:
+        arguments = (field, b"%d" % skip, prefix, *fields)
+        reply = self._run(_LINKED, self._main, (row,), arguments)
+        return (None, []) if reply is None else (reply[0], reply[1:])
+
+    def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        reply = self._run(_ROWS, self._plain, (), tuple(rows))
+        return [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in reply]
+
+    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
+        command = (b"HSCAN", row, cursor or b"0", b"COUNT", b"%d" % limit)
+        following, flat = self._ask(self._plain, command)
+        items = list(zip(flat[::2], flat[1::2], strict=True))
+        return Page(items, None if following == b"0" else following)
+
+    def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
+        pattern = _glob_escape(prefix) + b"*"
+        command = (b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"%d" % limit)
+        following, rows = self._ask(self._plain, command)
+        return RowPage(rows, None if following == b"0" else following)
+
+    def commit(self, commit: Commit) -> None:
+        flat: list[object] = []
+        for row, field, value in commit.checks:
+            flat += (row, field, False if value is None else value)
+        writes = [_pack_write(write) for write in commit.writes]
+        sequence = commit.sequence.to_bytes(8, "big")
+        body = [commit.fence or False, commit.worker, sequence, flat, list(commit.empties), writes]
+        changes = bool(commit.writes)
+        reply = self._run(_COMMIT, self._main, _watched(commit), (_msgpack(body),), changes)
+        if reply:
+            raise _refusal(reply)
+
+    def sync(self) -> None:
+        """Redis answers after it has applied; its own `appendfsync` says when that is on disk."""
+
+    def watch(self, listener: Listener) -> None:
+        assert self._tracking is None, "watched already"
+        self._tracking = Tracking(self._make, self._runtime, listener, self._main.reset)
+
+    def vouches(self) -> bool:
+        return self._tracking is not None and self._tracking.healthy()
+
+    def close(self) -> None:
+        if self._tracking is not None:
+            self._tracking.close()
+        self._main.close()
+        self._plain.close()
+
+    def _ask(self, channel: Channel, command: tuple[bytes, ...], changes: bool = False) -> Any:
+        """One request; if it changes nothing, a lost answer is as good as an unsent request."""
+        try:
+            return channel.request(_pack(command))  # type: ignore[arg-type]  # any length will do
+        except Ambiguous as error:
+            if changes:
+                raise
+            raise Unavailable(str(error)) from error
+
+    def _run(
+        self,
+        script: _Script,
+        channel: Channel,
+        keys: Sequence[bytes],
+        arguments: tuple[bytes, ...],
+        changes: bool = False,
+    ) -> Any:
+        tail = (b"%d" % len(keys), *keys, *arguments)
+        try:
+            return self._ask(channel, (b"EVALSHA", script.sha, *tail), changes)
+        except NoScript:
+            return self._ask(channel, (b"EVAL", script.source, *tail), changes)
+
+
+def _watched(commit: Commit) -> list[bytes]:
+    """The rows of a commit that this client will remember, and so wants to hear of."""
+    rows = dict.fromkeys(check[0] for check in commit.checks)
+    rows.update(dict.fromkeys(write[1] for write in commit.writes))
+    return [row for row in rows if not is_table(row)]
+
+
+def _pack_write(write: tuple[object, ...]) -> tuple[object, ...]:
+    match write:
+        case (Op.MERGE, row, field, tuple(parts)):
+            flat: list[object] = []
+            for part in parts:
+                flat += (part.at, part.value if isinstance(part, Set) else part.delta)
+            return (int(Op.MERGE), row, field, *flat)
+        case (Op.ADD, row, field, int(delta), int(limit), tag):
+            return (int(Op.ADD), row, field, b"%d" % delta, b"%d" % limit, tag, b"%d" % -delta)
+        case (Op() as code, *rest):
+            return (int(code), *rest)
+    raise AssertionError(f"unknown write {write!r}")
+
+
+def _refusal(reply: int | bytes) -> Exception:
+    if isinstance(reply, bytes):
+        return LimitExceeded(reply.decode())
+    kinds = {1: Conflict, 2: Fenced, 3: NotEmpty}
+    return kinds[reply](f"redis: commit refused ({kinds[reply].__name__})")
+
+
+def _msgpack(body: object) -> bytes:
+    return bytes(msgpack.packb(body, use_bin_type=False))
+
+
+def _glob_escape(prefix: bytes) -> bytes:
+    return b"".join(b"\\" + bytes([c]) if c in b"*?[]\\^-" else bytes([c]) for c in prefix)
+
+
+def _connection_maker(url: str) -> Callable[[], RedisConnection]:
+    """How redis-py connects to `url`: redis://, rediss:// or unix://. Raises: ConfigError."""
+    try:
+        pool = redis.ConnectionPool.from_url(
+            url, protocol=2, socket_connect_timeout=5, socket_timeout=ANSWER_TIMEOUT_S
+        )
+    except ValueError as error:
+        raise ConfigError(f"metadata URL {_display(url)}: {error}") from error
+    return cast("Callable[[], RedisConnection]", pool.make_connection)
+
+
+def _display(url: str) -> str:
+    """The URL without its password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _conforms(store: RedisStore) -> Store:
+    return store

@@ -1,0 +1,319 @@
+"""The only retry loop: runs a verb on a `Txn`, commits, and owns conflicts, doubt and deadlines.
+
+A verb is a function of a `Txn`. It reads (each read is remembered), buffers writes, and returns its
+answer or raises an `OSError`. Then:
+- with writes: they are committed together with a check of every read;
+- without, or on an OSError: the answer is true only if all reads are of one moment. That holds when
+  one request brought them all, or when each row is vouched; otherwise a commit of checks alone
+  proves it;
+- a Conflict drops what was believed and runs the verb again;
+- a lost answer sends the same commit again: the store knows it by worker and sequence.
+
+Threading: `Transactor` may be used from any thread; a `Txn` belongs to one call.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+from fsmeta.cache import Missing, RowCache
+from fsmeta.errors import (
+    Ambiguous,
+    Conflict,
+    LimitExceeded,
+    NotEmpty,
+    StoreError,
+    StoreFull,
+    Unavailable,
+)
+from fsmeta.runtime import Runtime
+from fsmeta.store import COMMIT_OPS_MAX, Commit, Key, Op, Part, Store, Write
+
+T = TypeVar("T")
+
+DEADLINE_S: Final = 30.0  # how long one verb waits for a store that is away before it fails
+_BACKOFF_FIRST_S: Final = 0.01
+_BACKOFF_MAX_S: Final = 1.0
+_CONFLICTS_BEFORE_BACKOFF: Final = 3  # a conflict means that somebody else succeeded: go on at once
+
+
+class Txn:
+    """One attempt of one verb. Reads don't see the attempt's own writes."""
+
+    def __init__(self, store: Store, cache: RowCache, vouched_only: bool) -> None:
+        self._store = store
+        self._cache = cache
+        self._vouched_only = vouched_only
+        self.reads: dict[Key, bytes | None] = {}
+        self.empties: list[bytes] = []
+        self.writes: list[Write] = []
+        self.requests = 0  # times the store was asked
+        self.cached = False  # some read came from what we remember
+
+    def is_snapshot(self) -> bool:
+        """Whether everything read so far was true at one moment."""
+        if self.cached:
+            return self._vouched_only and self.requests == 0
+        return self.requests <= 1 and not self.empties
+
+    def get(self, row: bytes, field: bytes) -> bytes | None:
+        key = (row, field)
+        if key in self.reads:
+            return self.reads[key]
+        value = self._cache.get(row, field, self._vouched_only)
+        if isinstance(value, Missing):
+            return self.get_many((key,))[0]
+        self.cached = True
+        self.reads[key] = value
+        return value
+
+    def get_many(self, keys: Sequence[Key]) -> list[bytes | None]:
+        """The values of `keys`; one request for all that are not remembered."""
+        wanted = []
+        for key in keys:
+            if key in self.reads:
+                continue
+            value = self._cache.get(key[0], key[1], self._vouched_only)
+            if isinstance(value, Missing):
+                wanted.append(key)
+            else:
+                self.cached = True
+                self.reads[key] = value
+        if wanted:
+            self._fetch(wanted)
+        return [self.reads[key] for key in keys]
+
+    def _fetch(self, keys: list[Key]) -> None:
+        mark = self._cache.mark()
+        self.requests += 1
+        rows: dict[bytes, dict[bytes, bytes | None]] = {}
+        for key, value in zip(keys, self._store.read(keys), strict=True):
+            self.reads[key] = value
+            rows.setdefault(key[0], {})[key[1]] = value
+        vouched = self._store.vouches()
+        for row, fields in rows.items():
+            self._cache.fill(mark, row, fields, vouched)
+
+    def get_linked(
+        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+    ) -> tuple[bytes | None, list[bytes | None]]:
+        """A value that names another row, and `fields` of that row: `Store.read_linked`."""
+        value = self._cache.get(row, field, self._vouched_only)
+        if not isinstance(value, Missing):
+            self.cached = True
+            self.reads[(row, field)] = value
+            if value is None:
+                return None, []
+            linked = prefix + value[skip:]
+            return value, self.get_many([(linked, name) for name in fields])
+        mark = self._cache.mark()
+        self.requests += 1
+        value, found = self._store.read_linked(row, field, skip, prefix, fields)
+        self.reads[(row, field)] = value
+        self._cache.fill(mark, row, {field: value}, self._store.vouches())
+        if value is not None:
+            linked = prefix + value[skip:]
+            known = dict(zip(fields, found, strict=True))
+            self.reads.update({(linked, name): each for name, each in known.items()})
+            # the store can't promise to watch a row it was not told of beforehand
+            self._cache.fill(mark, linked, known, vouched=False)
+        return value, found
+
+    def get_row(self, row: bytes) -> dict[bytes, bytes]:
+        """All fields of a small row, from the store, *not* checked by the commit: see `expect`."""
+        return self.get_rows([row])[0]
+
+    def get_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        """`get_row` of several rows in one request."""
+        self.requests += 1
+        return self._store.read_rows(rows)
+
+    def expect(self, row: bytes, field: bytes, value: bytes | None) -> None:
+        """Let the commit check a value that `get_row` brought."""
+        self.reads[(row, field)] = value
+
+    def put(self, row: bytes, field: bytes, value: bytes) -> None:
+        self.writes.append((Op.PUT, row, field, value))
+
+    def delete(self, row: bytes, field: bytes) -> None:
+        self.writes.append((Op.DELETE, row, field))
+
+    def delete_row(self, row: bytes) -> None:
+        self.writes.append((Op.DELETE_ROW, row))
+
+    def add(self, row: bytes, field: bytes, delta: int, limit: int = 0, tag: str = "") -> None:
+        """Move a decimal counter; past `limit` the commit fails with the errno named `tag`."""
+        if delta:
+            self.writes.append((Op.ADD, row, field, delta, limit, tag))
+
+    def append(self, row: bytes, field: bytes, suffix: bytes) -> None:
+        self.writes.append((Op.APPEND, row, field, suffix))
+
+    def merge(self, row: bytes, field: bytes, parts: tuple[Part, ...]) -> None:
+        self.writes.append((Op.MERGE, row, field, parts))
+
+    def require_empty(self, row: bytes) -> None:
+        """The commit fails unless `row` has no field."""
+        self.empties.append(row)
+
+
+class _Worker:
+    """An identity under which one commit at a time is sent, and sent again."""
+
+    def __init__(self, number: int) -> None:
+        self.field = b"w" + number.to_bytes(2, "big")
+        self.sequence = 0
+
+
+class Counters:
+    """What the retry loop has seen; read by metrics."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.conflicts = 0
+        self.repeats = 0  # commits sent again after a lost answer
+        self.unavailable = 0
+
+
+class Transactor:
+    """Runs verbs against one store in the name of one session."""
+
+    def __init__(
+        self, store: Store, runtime: Runtime, cache: RowCache, deadline_s: float = DEADLINE_S
+    ) -> None:
+        self.store = store
+        self.cache = cache
+        self.counters = Counters()
+        self.fence: bytes | None = None  # row of our session, once there is one
+        self._runtime = runtime
+        self._deadline_s = deadline_s
+        self._idle: list[_Worker] = []  # list.append and pop are atomic
+        self._workers = 0  # guarded by _lock
+        self._lock = runtime.lock()
+
+    def run(self, verb: Callable[[Txn], T]) -> T:
+        """Run a verb that may write.
+
+        Raises: OSError from the verb; StoreError when the store stays away past the deadline.
+        """
+        return self._run(verb, vouched_only=False)
+
+    def view(self, verb: Callable[[Txn], T]) -> T:
+        """Run a verb that only reads; answered from memory only where the store vouches."""
+        return self._run(verb, vouched_only=True)
+
+    def _run(self, verb: Callable[[Txn], T], vouched_only: bool) -> T:
+        give_up = 0.0
+        attempt = 0
+        while True:
+            txn = Txn(self.store, self.cache, vouched_only)
+            try:
+                result = self._attempt(txn, verb)
+                if txn.writes or not txn.is_snapshot():
+                    self._commit(txn)
+                return result
+            except Conflict:
+                pause = self._note_conflict(txn, attempt)
+            except Unavailable:
+                self.counters.unavailable += 1
+                pause = self._backoff(attempt)
+            now = self._runtime.monotonic()
+            give_up = give_up or now + self._deadline_s
+            if now + pause > give_up:
+                raise Unavailable(f"{self.store.name}: gave up after {self._deadline_s:.0f} s")
+            if pause:
+                self._runtime.sleep(pause)
+            attempt += 1
+
+    def _attempt(self, txn: Txn, verb: Callable[[Txn], T]) -> T:
+        """The verb's answer; an errno only if the reads behind it were true at one moment."""
+        try:
+            return verb(txn)
+        except OSError:
+            if not txn.is_snapshot():
+                txn.writes.clear()
+                txn.empties.clear()
+                self._commit(txn)
+            raise
+
+    def _note_conflict(self, txn: Txn, attempt: int) -> float:
+        """Drop what the attempt relied on; how long to wait before the next."""
+        self.counters.conflicts += 1
+        self.cache.drop({row for row, _ in txn.reads} | set(txn.empties))
+        return self._backoff(attempt) if attempt >= _CONFLICTS_BEFORE_BACKOFF else 0.0
+
+    def _backoff(self, attempt: int) -> float:
+        longest = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * float(1 << min(attempt, 10)))
+        return longest * (0.5 + self._runtime.random() / 2)
+
+    def _commit(self, txn: Txn) -> None:
+        checks = [(row, field, value) for (row, field), value in txn.reads.items()]
+        assert len(checks) + len(txn.writes) <= COMMIT_OPS_MAX, "the verb must work in steps"
+        mark = self.cache.mark()
+        worker = self._idle.pop() if self._idle else self._new_worker()
+        worker.sequence += 1
+        commit = Commit(self.fence, worker.field, worker.sequence, checks, txn.empties, txn.writes)
+        try:
+            self._send(commit)
+        except LimitExceeded as error:
+            self._idle.append(worker)
+            self.cache.drop({row for row, _ in txn.reads})
+            raise _limit_error(error) from error
+        except NotEmpty as error:
+            self._idle.append(worker)
+            raise OSError(errno.ENOTEMPTY, "the directory is not empty") from error
+        except Ambiguous:
+            # it may still be on its way, so this worker's next sequence could be taken for it:
+            # the worker is not used again
+            raise
+        except StoreFull as error:
+            self._idle.append(worker)
+            raise OSError(errno.ENOSPC, "the metadata store is full") from error
+        except StoreError:
+            self._idle.append(worker)
+            raise
+        self._idle.append(worker)
+        self.counters.commits += 1
+        self.cache.settle(mark, checks, txn.writes, self.store.vouches())
+
+    def _send(self, commit: Commit) -> None:
+        """Commit; once an answer was lost, repeat until the store says what became of it."""
+        doubtful = False
+        give_up = 0.0
+        attempt = 0
+        while True:
+            try:
+                self.store.commit(commit)
+                return
+            except Ambiguous:
+                self.counters.repeats += 1
+                doubtful = True
+            except Unavailable:
+                if not doubtful:
+                    raise
+            pause = self._backoff(attempt)
+            now = self._runtime.monotonic()
+            give_up = give_up or now + self._deadline_s
+            if now + pause > give_up:
+                raise Ambiguous(f"{self.store.name}: no answer to a commit")
+            self._runtime.sleep(pause)
+            attempt += 1
+
+    def _new_worker(self) -> _Worker:
+        with self._lock:
+            self._workers += 1
+            return _Worker(self._workers)
+
+    def drop(self, rows: Iterable[bytes] | None) -> None:
+        """The store says that others changed `rows`; None: that anything may have changed."""
+        if rows is None:
+            self.cache.forget()
+        else:
+            self.cache.drop(rows)
+
+
+def _limit_error(error: LimitExceeded) -> OSError:
+    code = {"ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT}[error.tag]
+    return OSError(code, "the volume or a quota is full")
