@@ -19,6 +19,7 @@ from fsmeta.ops import attr, create, directory, extent, link, lookup, reclaim, r
 from fsmeta.ops import session as sessions
 from fsmeta.ops import xattr as xattrs
 from fsmeta.ops.create import NewNode
+from fsmeta.ops.extent import Written
 from fsmeta.ops.inode import Env
 from fsmeta.ops.rename import Place, Renamed
 from fsmeta.runtime import Runtime
@@ -110,9 +111,13 @@ class Meta:
         for listener in self._listeners:
             listener(rows)
 
-    def vouched(self, row: bytes) -> bool:
-        """Whether we will hear of any change to `row` by others."""
-        return self.cache.is_vouched(row)
+    def vouches_inode(self, ino: Ino) -> bool:
+        """Whether we will hear of any change by others to what `getattr` says of `ino`."""
+        return self.cache.is_vouched(schema.inode_row(ino)) and self.store.vouches()
+
+    def vouches_names(self, ino: Ino) -> bool:
+        """Whether we will hear of any change by others to the names in directory `ino`."""
+        return self.cache.is_vouched(schema.dir_row(ino)) and self.store.vouches()
 
     # --- names -----------------------------------------------------------------------------------
 
@@ -205,14 +210,14 @@ class Meta:
         return self._view(extent.read_chunk, ROOT_CALLER, ino, index)
 
     def write_slices(
-        self,
-        ino: Ino,
-        batch: Sequence[tuple[int, Slice]],
-        length: int,
-        kill_suid: bool = False,
-    ) -> Attr:
+        self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
+    ) -> Written:
         """Make stored slices part of a file: (chunk index, slice) in order."""
-        return self._run(extent.write, ROOT_CALLER, ino, batch, length, kill_suid)
+        return self._run(extent.write, ROOT_CALLER, ino, batch, length, mtime_ns)
+
+    def forget_chunks(self, inos: Iterable[Ino]) -> None:
+        """Ask the store again for what is in these files."""
+        self.cache.drop([schema.inode_row(ino) for ino in inos])
 
     def compact_chunk(
         self, ino: Ino, index: int, old: Sequence[Slice], new: Sequence[Slice]
@@ -270,6 +275,10 @@ class Meta:
         assert self.session is not None
         sid = self.session.id
         return self.transactor.run(lambda txn: reclaim.take_lead(txn, sid, believed_dead))
+
+    def leader(self) -> SessionRecord | None:
+        """The session that does the background work, as far as it is alive."""
+        return self.transactor.view(reclaim.leader)
 
     def current_round(self) -> int:
         return self.transactor.view(reclaim.current_round)

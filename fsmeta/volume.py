@@ -85,15 +85,20 @@ def unpack_format(value: bytes) -> VolumeFormat:
         raise Corrupt(schema.FORMAT, schema.FORMAT_FIELD, str(error)) from error
 
 
+def require_none(txn: Txn) -> None:
+    """Raises: ConfigError where there is a volume already."""
+    value = txn.get(schema.FORMAT, schema.FORMAT_FIELD)
+    if value is not None:
+        name = unpack_format(value).name
+        raise ConfigError(f"there is a volume {name!r} already: choose another database")
+
+
 def create_volume(txn: Txn, settings: VolumeFormat, owner: tuple[int, int], now_ns: int) -> None:
     """Write the settings and the root directory into an empty store.
 
     Raises: ConfigError where there is a volume already.
     """
-    value = txn.get(schema.FORMAT, schema.FORMAT_FIELD)
-    if value is not None:
-        name = unpack_format(value).name
-        raise ConfigError(f"there is a volume {name!r} already: choose another database")
+    require_none(txn)
     txn.put(schema.FORMAT, schema.FORMAT_FIELD, pack_format(settings))
     uid, gid = owner
     put_attr(txn, schema.new_attr(ROOT_INO, 0o40755, uid, gid, ROOT_INO, now_ns))

@@ -1,0 +1,1 @@
+"""What builds, checks and measures SliceFS; nothing here is installed."""

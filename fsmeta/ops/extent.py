@@ -9,15 +9,22 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from fsmeta import access, quota, schema
+from fsmeta import quota, schema
 from fsmeta.ops.inode import Env, get_attr
 from fsmeta.slices import covered
 from fsmeta.transact import Txn
 from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, Attr, Ino, Slice, SliceKind, space_of
 
 CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps (COMMIT_OPS_MAX)
+
+
+class Written(NamedTuple):
+    """An inode before and after a write."""
+
+    before: Attr
+    after: Attr
 
 
 def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
@@ -33,11 +40,12 @@ def write(
     ino: Ino,
     batch: Sequence[tuple[int, Slice]],
     length: int,
-    kill_suid: bool = False,
-) -> Attr:
-    """Add slices (chunk index, slice), whose data are already stored; returns new attributes.
+    mtime_ns: int,
+) -> Written:
+    """Add slices (chunk index, slice), whose data are already stored.
 
-    The file grows to `length` if it is shorter. Raises: ESTALE, ENOSPC, EDQUOT.
+    The file grows to `length` if it is shorter; the data were written at `mtime_ns`.
+    Raises: ESTALE, ENOSPC, EDQUOT.
     """
     attr = get_attr(txn, ino)
     row = schema.inode_row(ino)
@@ -56,16 +64,13 @@ def write(
         old = schema.unpack_slices(ino, index, txn.reads.get((row, field)))
         used += covered([*old, *new]) - covered(old)
         txn.append(row, field, schema.pack_slices(new))
-    now = env.now_ns
-    new_attr = attr._replace(size=max(attr.size, length), used=used, mtime_ns=now, ctime_ns=now)
+    new_attr = attr._replace(
+        size=max(attr.size, length), used=used, mtime_ns=mtime_ns, ctime_ns=mtime_ns
+    )
     if attr.nlink:
         quota.charge(txn, env.limits, space=new_attr.space - attr.space, inodes=0)
-    if kill_suid:
-        new_attr = new_attr._replace(mode=access.drop_suid(attr.mode))
-    if new_attr.mode != attr.mode:
-        txn.put(row, schema.ATTR_FIELD, schema.pack_attr(new_attr))
     txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(new_attr))
-    return new_attr
+    return Written(attr, new_attr)
 
 
 def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:

@@ -13,6 +13,7 @@ from typing import Final
 
 from fsmeta import schema
 from fsmeta.ops.extent import bury
+from fsmeta.schema import SessionRecord
 from fsmeta.transact import Txn
 from fsmeta.types import Ino, SessionId
 
@@ -31,6 +32,13 @@ def take_lead(txn: Txn, sid: SessionId, believed_dead: SessionId | None) -> bool
             return False
     txn.put(schema.BACKGROUND, schema.LEADER, schema.pack_u64(sid))
     return True
+
+
+def leader(txn: Txn) -> SessionRecord | None:
+    """The session that leads, unless it has ended."""
+    value = txn.get(schema.BACKGROUND, schema.LEADER)
+    record = txn.get(schema.SESSIONS, value) if value else None
+    return schema.unpack_session(value, record) if value and record else None
 
 
 def current_round(txn: Txn) -> int:

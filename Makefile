@@ -1,0 +1,84 @@
+# One command for each thing one does with this tree; `make help` lists them.
+#
+# Everything is installed into .venv, and stamp files in it remember for which pyproject.toml. Each
+# target may be run again at any time and is quick where there is nothing to do.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?=
+ARGS ?=
+BENCH ?= all
+
+BIN := .venv/bin
+STAMPS := .venv/stamps
+
+# PACKAGE:PROOF; see tools/apt.sh. RUN is what a mount and its benchmark need.
+RUN_PACKAGES := redis-server:redis-server fuse3:fusermount3 gcc:gcc libc6-dev:/usr/include/stdio.h \
+	make:make git:git attr:setfattr acl:setfacl
+# What tests need besides: Ceph with its S3 gateway, and the headers that pyfuse3 is built with.
+TEST_PACKAGES := ceph-mon:ceph-mon ceph-osd:ceph-osd ceph-common:rados radosgw:radosgw \
+	python3-rados:/usr/lib/python3/dist-packages/rados.*.so \
+	pkg-config:pkg-config libfuse3-dev:/usr/include/fuse3/fuse.h
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: venv
+venv: $(STAMPS)/dev ## Create .venv with SliceFS and what develops it
+
+$(STAMPS)/python:
+	@python=$$(tools/python.sh $(PYTHON)) && "$$python" -m venv .venv
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dev: pyproject.toml $(STAMPS)/python
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev,s3,tikv,csi]'
+	@touch $@
+
+# Built from source against libfuse3, so not part of `venv`, which must work without apt.
+$(STAMPS)/pyfuse3: $(STAMPS)/dev | test-packages
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[pyfuse3]'
+	@touch $@
+
+$(STAMPS)/bench: $(STAMPS)/dev
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[bench]' py-spy
+	@touch $@
+
+.PHONY: packages
+packages: ## Install the Debian packages that running needs, if missing
+	@tools/apt.sh $(RUN_PACKAGES)
+
+.PHONY: test-packages
+test-packages: ## Install the Debian packages that testing needs, if missing
+	@tools/apt.sh $(RUN_PACKAGES) $(TEST_PACKAGES)
+
+.PHONY: run
+run: packages venv ## Mount a volume with a Redis of its own and show what it does
+	$(BIN)/python -m tools.demo $(ARGS)
+
+.PHONY: test
+test: test-packages venv $(STAMPS)/pyfuse3 ## Run the tests; ARGS='-k rename -x' are pytest's
+	$(BIN)/pytest --tb=short -ra $(ARGS)
+
+.PHONY: check format-check lint types house
+check: format-check lint types house ## Formatting, lint, types and the house rules
+
+format-check: venv
+	$(BIN)/ruff format --check
+lint: venv
+	$(BIN)/ruff check --extend-select ERA
+types: venv
+	$(BIN)/mypy
+house: venv
+	$(BIN)/python -m tools.house
+
+.PHONY: bench
+bench: packages $(STAMPS)/bench ## Measure against JuiceFS; BENCH=meta ARGS='--threads 1'
+	$(BIN)/python -m tools.bench $(BENCH) $(ARGS)
+
+.PHONY: clean
+clean: ## Remove .venv and everything generated
+	rm -rf .venv build ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

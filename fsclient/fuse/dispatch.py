@@ -1,0 +1,147 @@
+"""From a request to its answer: the one opcode table, and the one place where errors become errnos.
+
+Called by the session's workers, several at once; the table is read only after construction. Knows
+neither threads nor the descriptor, so it is tested without a kernel.
+
+Errors. An OSError goes to the kernel as it is. Of the store's, as NFS and CephFS do:
+    Unavailable, Ambiguous    EIO     retries are over by the time one gets here; no program expects
+                                      ETIMEDOUT of read(2), and NFS soft mounts say EIO
+    Fenced                    ESTALE  what this mount knows is void, it must be made again (an NFS
+                                      server that forgot us says the same)
+    StoreFull                 ENOSPC
+    LimitExceeded             EDQUOT  the verb should have named the errno; logged
+    Corrupt                   EIO     and `on_corrupt` is told, which makes the mount read-only
+    ObjectMissing, -Damaged   EIO     bytes that are wrong are never data
+    anything else             EIO     with its traceback in the log
+Every EIO is logged at ERROR, every other errno at DEBUG. Opcodes without a row answer ENOSYS; the
+kernel then does without, for the life of the mount: LSEEK (holes are data), FALLOCATE (EOPNOTSUPP),
+COPY_FILE_RANGE (copies through the page cache), IOCTL (ENOTTY), POLL (always ready), TMPFILE
+(EOPNOTSUPP), GETLK and SETLK (never sent).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from fsclient.filesystem import FileSystem
+from fsclient.fuse import dispatch_files, dispatch_names, dispatch_xattrs
+from fsclient.fuse.operation import Operation
+from fsclient.fuse.pack import Answer
+from fsclient.fuse.protocol import OPCODES, Opcode
+from fsmeta.errors import Corrupt, Fenced, LimitExceeded, StoreError, StoreFull
+from fsmeta.types import Caller
+
+log = logging.getLogger(__name__)
+
+_ERRNO_LIMIT: Final = 512  # the kernel takes answers above -512 only
+_STORE_ERRNOS: Final[tuple[tuple[type[StoreError], int], ...]] = (
+    (Fenced, errno.ESTALE),
+    (StoreFull, errno.ENOSPC),
+    (LimitExceeded, errno.EDQUOT),
+    (StoreError, errno.EIO),
+)
+
+
+def operations(setxattr_ext: bool) -> list[Operation | None]:
+    """The table, by opcode."""
+    rows = {**dispatch_names.OPERATIONS, **dispatch_xattrs.OPERATIONS, **dispatch_files.OPERATIONS}
+    if not setxattr_ext:
+        rows[Opcode.SETXATTR] = dispatch_xattrs.SETXATTR_OLD
+    table: list[Operation | None] = [None] * OPCODES
+    for opcode, row in rows.items():
+        table[opcode] = row
+    return table
+
+
+def operation_name(opcode: int) -> str:
+    """What metrics and traces call an opcode."""
+    if opcode in Opcode.__members__.values():
+        return Opcode(opcode).name.lower()
+    return f"opcode_{opcode}"
+
+
+class Dispatcher:
+    """Serves requests from one file system."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        setxattr_ext: bool = True,
+        on_corrupt: Callable[[Corrupt], None] | None = None,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        """`trace` gets one line for each request and its outcome (`-o debug`)."""
+        self._fs = fs
+        self._table = operations(setxattr_ext)
+        self._on_corrupt = on_corrupt
+        self._trace = trace
+        self.serve = self._serve if trace is None else self._serve_traced
+
+    def _serve(
+        self, opcode: int, caller: Caller, ino: int, view: memoryview, end: int
+    ) -> Answer | int | None:
+        """The answer behind its header, an errno, or None where the kernel waits for nothing.
+
+        `opcode` is below OPCODES; `view` begins with the header, the body ends at `end`.
+        """
+        operation = self._table[opcode]
+        if operation is None:
+            return errno.ENOSYS
+        name, parse, handle, answered = operation
+        try:
+            return handle(self._fs, caller, ino, *parse(view, end))
+        except Exception as error:  # noqa: BLE001  (the edge: whatever it is, the kernel waits)
+            number = self._errno_of(error, name, ino)
+            return number if answered else None
+
+    def _serve_traced(
+        self, opcode: int, caller: Caller, ino: int, view: memoryview, end: int
+    ) -> Answer | int | None:
+        answer = self._serve(opcode, caller, ino, view, end)
+        if self._trace is not None:
+            asked = self._describe(opcode, ino, view, end)
+            who = f"uid {caller.uid} gid {caller.gid} pid {caller.pid}"
+            self._trace(f"{asked} by {who} -> {_outcome(answer)}")
+        return answer
+
+    def _describe(self, opcode: int, ino: int, view: memoryview, end: int) -> str:
+        """`lookup(1, b'name')`."""
+        operation = self._table[opcode]
+        if operation is None:
+            return f"{operation_name(opcode)}({ino})"
+        try:
+            arguments = operation.parse(view, end)
+        except OSError as error:
+            return f"{operation.name}({ino}, {error})"
+        shown = (f"{a.nbytes} bytes" if isinstance(a, memoryview) else repr(a) for a in arguments)
+        return f"{operation.name}({', '.join((str(ino), *shown))})"
+
+    def _errno_of(self, error: Exception, name: str, ino: int) -> int:
+        """The errno for `error`, logged as it deserves."""
+        if isinstance(error, OSError):
+            number = error.errno
+            if number is not None and 0 < number < _ERRNO_LIMIT and number != errno.EIO:
+                log.debug("%s ino %d: %s", name, ino, error)
+                return number
+            log.error("%s ino %d: %r", name, ino, error, exc_info=number != errno.EIO)
+            return errno.EIO
+        for kind, number in _STORE_ERRNOS:
+            if isinstance(error, kind):
+                log.error("%s ino %d: %s: %s", name, ino, type(error).__name__, error)
+                if isinstance(error, Corrupt) and self._on_corrupt is not None:
+                    self._on_corrupt(error)
+                return number
+        log.error("%s ino %d: unforeseen", name, ino, exc_info=error)
+        return errno.EIO
+
+
+def _outcome(answer: Answer | int | None) -> str:
+    if answer is None:
+        return "no answer"
+    if isinstance(answer, int):
+        return errno.errorcode.get(answer, str(answer))
+    size = len(answer) if isinstance(answer, bytes) else sum(len(piece) for piece in answer)
+    return f"{size} bytes"

@@ -1,0 +1,259 @@
+"""Mounting and unmounting: by mount(2) as root, through fusermount3 as anyone else.
+
+Called by the mount and umount commands. What can go wrong is the user's to put right, so every
+failure is a ConfigError that names the thing and the remedy.
+
+As root the flags are exactly what the options say (like mount(8): without `nosuid` and `nodev`,
+set-uid programs and device nodes work) and everyone may enter (`allow_other`). fusermount3 always
+adds `nosuid,nodev`, and `allow_other` needs `user_allow_other` in /etc/fuse.conf. The kernel judges
+permissions (`default_permissions`) in both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from fsclient.fuse.mount_options import MountOptions, parse_options
+from fsmeta.errors import ConfigError
+
+FUSE_TYPE: Final = "fuse.slicefs"
+DEVICE: Final = "/dev/fuse"
+FUSE_CONF: Final = "/etc/fuse.conf"
+FUSERMOUNT: Final = "fusermount3"
+FUSERMOUNT_WAIT_S: Final = 60  # it only asks the kernel; longer means that something hangs
+READAHEAD_KIB: Final = 1024  # measured: 512 to 1024 read fastest, 128 and 4096 half as fast
+_MNT_DETACH: Final = 2
+_UMOUNT_NOFOLLOW: Final = 8
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Mounted(NamedTuple):
+    """A mount that waits to be served from `fd`."""
+
+    fd: int
+    mountpoint: str
+
+
+class MountInfo(NamedTuple):
+    """A line of /proc/self/mountinfo."""
+
+    device: str  # MAJOR:MINOR
+    mountpoint: str
+    fstype: str
+    source: str
+
+
+def mount(mountpoint: str, source: str, options: Iterable[str] = ()) -> Mounted:
+    """Mount `source` (the volume's name) on the directory `mountpoint`.
+
+    Raises: ConfigError.
+    """
+    parsed = parse_options(options)
+    path = _checked_mountpoint(mountpoint)
+    if os.geteuid() == 0:
+        return Mounted(_mount_as_root(path, source, parsed), path)
+    return Mounted(_mount_as_user(path, source, parsed), path)
+
+
+def umount(mountpoint: str, lazy: bool = False) -> None:
+    """Unmount; `lazy` detaches at once and ends when nobody uses it any more.
+
+    Raises: ConfigError where it is busy or not a mount.
+    """
+    path = os.path.abspath(mountpoint)
+    if os.geteuid() == 0:
+        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+        if _libc.umount2(os.fsencode(path), flags) != 0:
+            raise _umount_error(path, ctypes.get_errno())
+        return
+    command = [_fusermount(), "-u", *(["-z"] if lazy else []), "--", path]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=FUSERMOUNT_WAIT_S)
+    if done.returncode != 0:
+        raise ConfigError(f"can't unmount {path}: {_last_line(done.stderr)}")
+
+
+def find_mount(mountpoint: str) -> MountInfo | None:
+    """The topmost mount on `mountpoint`, without asking the file system itself."""
+    path = os.path.abspath(mountpoint)
+    found = None
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            info = parse_mountinfo(line)
+            if info.mountpoint == path:
+                found = info
+    return found
+
+
+def parse_mountinfo(line: str) -> MountInfo:
+    """One line as proc(5) describes it; spaces and the like are octal escapes there."""
+    fields = line.split()
+    dash = fields.index("-")
+    return MountInfo(fields[2], _unescape(fields[4]), fields[dash + 1], _unescape(fields[dash + 2]))
+
+
+def raise_readahead(mountpoint: str, kib: int = READAHEAD_KIB) -> bool:
+    """Let the kernel read ahead `kib` KiB; False where we may not or it can't be found.
+
+    Call after the session's `start`: INIT sets it back to at most what the kernel began with.
+    """
+    info = find_mount(mountpoint)
+    if info is None:
+        return False
+    try:
+        with open(f"/sys/class/bdi/{info.device}/read_ahead_kb", "w", encoding="ascii") as setting:
+            setting.write(str(kib))
+    except OSError:
+        return False
+    return True
+
+
+def _checked_mountpoint(mountpoint: str) -> str:
+    """Its absolute path. Raises: ConfigError where nothing can be mounted there."""
+    path = os.path.realpath(mountpoint)
+    held = find_mount(path)
+    if held is not None and held.fstype == FUSE_TYPE:
+        raise ConfigError(
+            f"{path} is mounted already ({held.source}): `slicefs umount {path}` first"
+        )
+    if held is not None:
+        raise ConfigError(
+            f"{path} is a mount of {held.fstype}: mount on an empty directory instead"
+        )
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: `mkdir -p {path}` first") from None
+    except OSError as error:
+        raise ConfigError(f"can't mount on {path}: {error.strerror}") from error
+    if not stat.S_ISDIR(mode):
+        raise ConfigError(f"{path} is not a directory: mount on a directory")
+    return path
+
+
+def _mount_as_root(path: str, source: str, options: MountOptions) -> int:
+    fd = _open_device()
+    words = [
+        f"fd={fd},rootmode=40000,user_id=0,group_id=0,default_permissions",
+        f"max_read={options.max_read_bytes}",
+    ]
+    if options.allow_other is not False:
+        words.append("allow_other")
+    data = ",".join(words).encode()
+    arguments = (source.encode(), os.fsencode(path), FUSE_TYPE.encode())
+    if _libc.mount(*arguments, ctypes.c_ulong(options.flags), data) != 0:
+        number = ctypes.get_errno()
+        os.close(fd)
+        raise _mount_error(path, number)
+    return fd
+
+
+def _open_device() -> int:
+    try:
+        return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no {DEVICE}: `modprobe fuse`, or give the container the device"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"can't open {DEVICE}: {error.strerror}") from error
+
+
+def _mount_error(path: str, number: int) -> ConfigError:
+    remedies = {
+        errno.EPERM: "this root lacks CAP_SYS_ADMIN: run privileged, or as a user with fusermount3",
+        errno.EBUSY: "it is busy: mount on another directory",
+        errno.ENODEV: "the kernel has no FUSE: `modprobe fuse`",
+    }
+    return ConfigError(f"can't mount on {path}: {remedies.get(number, os.strerror(number))}")
+
+
+def _umount_error(path: str, number: int) -> ConfigError:
+    remedies = {
+        errno.EINVAL: "not a mount point",
+        errno.ENOENT: "no such directory",
+        errno.EBUSY: f"it is in use: `fuser -vm {path}` shows by whom; --lazy detaches it anyway",
+        errno.EPERM: "only root may",
+    }
+    return ConfigError(f"can't unmount {path}: {remedies.get(number, os.strerror(number))}")
+
+
+def _mount_as_user(path: str, source: str, options: MountOptions) -> int:
+    """Have fusermount3 mount, and take the descriptor that it sends over _FUSE_COMMFD."""
+    if options.allow_other and not user_allow_other():
+        raise ConfigError(
+            f"allow_other: root must put `user_allow_other` in {FUSE_CONF}, or leave the option out"
+        )
+    if not os.path.exists(DEVICE):
+        raise ConfigError(f"no {DEVICE}: `modprobe fuse`, or give the container the device")
+    words = [
+        f"fsname={_escaped(source)}",
+        f"subtype={FUSE_TYPE.partition('.')[2]}",
+        "default_permissions",
+        f"max_read={options.max_read_bytes}",
+        *options.words(),
+    ]
+    if options.allow_other:
+        words.append("allow_other")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [_fusermount(), "-o", ",".join(words), "--", path]
+        done = subprocess.run(
+            command,
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+            pass_fds=(theirs.fileno(),),
+            capture_output=True,
+            check=False,
+            timeout=FUSERMOUNT_WAIT_S,
+        )
+        if done.returncode != 0:
+            raise ConfigError(f"can't mount on {path}: {_last_line(done.stderr)}")
+        return _received_fd(ours, path)
+
+
+def _received_fd(channel: socket.socket, path: str) -> int:
+    _, fds, _, _ = socket.recv_fds(channel, 1, 1)
+    if not fds:
+        raise ConfigError(f"can't mount on {path}: {FUSERMOUNT} sent no descriptor")
+    os.set_inheritable(fds[0], False)
+    return fds[0]
+
+
+def user_allow_other() -> bool:
+    """Whether /etc/fuse.conf lets users give others access."""
+    try:
+        with open(FUSE_CONF, encoding="utf-8") as lines:
+            return any(line.strip() == "user_allow_other" for line in lines)
+    except OSError:
+        return False
+
+
+def _fusermount() -> str:
+    found = shutil.which(FUSERMOUNT)
+    if found is None:
+        raise ConfigError(f"no {FUSERMOUNT}: install the package fuse3, or run as root")
+    return found
+
+
+def _escaped(source: str) -> str:
+    return source.replace("\\", "\\\\").replace(",", "\\,")
+
+
+def _unescape(field: str) -> str:
+    """Undo the kernel's octal escapes, which stand for bytes of the path."""
+    raw = os.fsencode(field)
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes((int(match[1], 8),)), raw))
+
+
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no reason given"

@@ -1,0 +1,22 @@
+"""One row of the opcode table. Called by the dispatch tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from fsclient.fuse.pack import Answer
+
+# (view of the request, end of its body) → the handler's arguments behind the first three
+Parse: TypeAlias = Callable[[memoryview, int], tuple[object, ...]]
+# (file system, caller, inode of the header, *parsed) → the answer behind its header, or None
+Handle: TypeAlias = Callable[..., Answer | None]
+
+
+class Operation(NamedTuple):
+    """What to call a request in traces and metrics, how to read it and who serves it."""
+
+    name: str
+    parse: Parse
+    handle: Handle
+    answered: bool = True  # False: the kernel waits for nothing, not even an errno

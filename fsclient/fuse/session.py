@@ -1,0 +1,183 @@
+"""The native session on `/dev/fuse`: threads that read a request, serve it and write the answer.
+
+Called by the mount command: `start()` agrees with the kernel and starts the workers, `wait()`
+returns when the file system is unmounted or `stop()` was called. The descriptor stays its caller's.
+
+Threading. Every worker has a slot: its receive buffer, its counters and its place in the interrupt
+table belong to it alone. A worker is in readv(2), in the file system or in write(2); nothing is
+held in between. `crew` says how many there are.
+
+Stopping. A thread in readv(2) on `/dev/fuse` can't be told to leave: only a request makes it
+return. `stop()` therefore asks statfs(2) of its own mount, once per worker, from a thread of its
+own; each worker ends behind the next request it has answered. What that thread still asks when all
+have ended fails when the descriptor is closed. The mount stays: its users wait until the descriptor
+is closed (ENOTCONN) or served again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final, NamedTuple
+
+from fsclient.filesystem import FileSystem
+from fsclient.fuse import abi, init
+from fsclient.fuse.crew import Crew
+from fsclient.fuse.dispatch import Dispatcher
+from fsclient.fuse.interrupt import Interrupts
+from fsclient.fuse.mount import Mounted
+from fsclient.fuse.notify import KernelNotifier
+from fsclient.fuse.parse import BODY
+from fsclient.fuse.protocol import KERNEL_MAJOR, Init, Opcode
+from fsclient.fuse.stats import OpStats, SlotStats, summed
+from fsclient.fuse.worker import GONE, RETRY, Worker, receive_buffer
+from fsmeta.errors import ConfigError, Corrupt
+from fsmeta.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+_MAJOR_ONLY: Final = abi.INIT_OUT.pack(KERNEL_MAJOR, *(0,) * 11)
+
+
+class SessionConfig(NamedTuple):
+    """How a session serves."""
+
+    threads: int = 4  # that always serve
+    threads_max: int = 64  # while those are blocked
+    wants: init.KernelWants = init.KernelWants()
+    trace: Callable[[str], None] | None = None  # gets a line for each request
+    on_corrupt: Callable[[Corrupt], None] | None = None
+
+
+class Session:
+    """Serves one mount from one descriptor."""
+
+    def __init__(
+        self,
+        mounted: Mounted,
+        fs: FileSystem,
+        runtime: Runtime,
+        config: SessionConfig | None = None,
+    ) -> None:
+        self._fd, self._mountpoint = mounted
+        self._fs = fs
+        self._runtime = runtime
+        self._config = config or SessionConfig()
+        most = max(self._config.threads, self._config.threads_max)
+        self._interrupts = Interrupts(most)
+        self._stats = [SlotStats() for _ in range(most)]
+        self._crew = Crew(runtime, self._interrupts, self._hire, self._config.threads, most)
+        self._max_write_bytes = self._config.wants.max_write_bytes
+        self._dispatcher = Dispatcher(fs)
+        self.notifier = KernelNotifier(self._fd)
+
+    def run(self) -> None:
+        """Serve until unmounted or stopped."""
+        self.start()
+        self.wait()
+
+    def start(self) -> init.Agreement:
+        """Agree with the kernel and start the workers. Call once, after daemonising.
+
+        Raises: ConfigError where the kernel is too old or the mount has gone.
+        """
+        agreed = self._handshake()
+        self.notifier = KernelNotifier(self._fd, bool(agreed.flags & Init.HAS_EXPIRE_ONLY))
+        self._dispatcher = Dispatcher(
+            self._fs,
+            bool(agreed.flags & Init.SETXATTR_EXT),
+            self._config.on_corrupt,
+            self._config.trace,
+        )
+        self._max_write_bytes = agreed.max_write_bytes
+        self._crew.start()
+        return agreed
+
+    def wait(self) -> None:
+        """Return when every worker has ended."""
+        self._crew.ended.wait()
+
+    def stop(self) -> None:
+        """Let the workers end behind the requests they serve. Returns at once; then `wait`.
+
+        Works while the mount is where it was made: stop first, then unmount lazily.
+        """
+        self._crew.stop.requested = True
+        self._runtime.spawn("fuse-stop", self._nudge)
+
+    def waking(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
+        """Have `wake` called when the calling thread's request is interrupted."""
+        return self._interrupts.waking(wake)
+
+    def interrupted(self) -> bool:
+        """Whether the request that the calling thread serves is to end with EINTR."""
+        return self._interrupts.interrupted()
+
+    def snapshot(self) -> dict[str, OpStats]:
+        """Counts and latency of every operation so far, by name."""
+        return summed(self._stats)
+
+    def _nudge(self) -> None:
+        """A request for every worker that waits for one."""
+        for _ in range(len(self._stats)):
+            if self._crew.ended.is_set():
+                return
+            try:
+                os.statvfs(self._mountpoint)
+            except OSError as error:
+                log.debug("statfs of %s: %s", self._mountpoint, error)
+
+    def _hire(self, slot: int, crew: Crew) -> Worker:
+        """The worker of `slot`, with a buffer of its own."""
+        return Worker(
+            self._fd,
+            slot,
+            crew,
+            self._dispatcher,
+            self._interrupts,
+            self._stats[slot],
+            self._runtime.monotonic,
+            self._max_write_bytes,
+        )
+
+    def _handshake(self) -> init.Agreement:
+        """Serve INIT, which comes first and alone."""
+        view = receive_buffer(self._config.wants.max_write_bytes)
+        while True:
+            size, opcode, unique = self._next(view)
+            if opcode != Opcode.INIT:
+                self._answer(unique, errno.EIO, b"")
+                continue
+            offer = init.parse_init(view[BODY:size])
+            if offer.major > KERNEL_MAJOR:
+                self._answer(unique, 0, _MAJOR_ONLY)  # it asks again, in our words
+                continue
+            agreed = init.negotiate(offer, self._config.wants)
+            if agreed is None:
+                self._answer(unique, errno.EPROTO, b"")
+                raise ConfigError(
+                    f"the kernel speaks FUSE {offer.major}.{offer.minor}: get Linux 5.10 or newer"
+                )
+            self._answer(unique, 0, init.pack_init(agreed))
+            log.debug("kernel FUSE %d.%d, flags %s", offer.major, offer.minor, agreed.flags)
+            return agreed
+
+    def _next(self, view: memoryview) -> tuple[int, int, int]:
+        """Length, opcode and unique id of the next request."""
+        while True:
+            try:
+                os.readv(self._fd, [view])
+            except OSError as error:
+                if error.errno in RETRY:
+                    continue
+                if error.errno in GONE:
+                    raise ConfigError("unmounted before serving began: mount it again") from error
+                raise
+            size, opcode, unique = abi.IN_HEADER.unpack_from(view)[:3]
+            return size, opcode, unique
+
+    def _answer(self, unique: int, number: int, body: bytes) -> None:
+        os.write(self._fd, abi.OUT_HEADER.pack(abi.OUT_BYTES + len(body), -number, unique) + body)

@@ -1,0 +1,199 @@
+"""An object store in a local directory: key → path, written as a temporary file and renamed.
+
+What `file://` volumes use, and the object store of tests and benchmarks. A put does not fsync;
+`sync` does, for the file and the directories that lead to it. Temporary files live in `.tmp` of the
+root, are named after this process's random word, and old ones are removed when a store is opened.
+
+Threading: any method from any thread; the only shared state is a counter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from errno import EDQUOT, ENOSPC
+from itertools import count
+
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore
+from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
+from fsmeta.runtime import Runtime
+
+TMP_DIR = ".tmp"
+TMP_AGE_NS = 86_400 * 10**9  # a put never takes a day, so an older temporary file has no owner
+IOV_MAX = 1024  # linux/uio.h: buffers of one writev(2)
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_CLOEXEC
+
+
+class FileObjects:
+    """Objects as files below `root`, which is created if need be.
+
+    Raises: ConfigError where the directory can't be used.
+    """
+
+    def __init__(self, runtime: Runtime, root: str) -> None:
+        self._root = root.rstrip("/") or "/"
+        self._tmp = f"{self._root}/{TMP_DIR}/{runtime.random_bits(64):016x}."
+        self._count = count()
+        try:
+            os.makedirs(f"{self._root}/{TMP_DIR}", exist_ok=True)
+            self._sweep(runtime.now_ns() - TMP_AGE_NS)
+        except OSError as error:
+            raise ConfigError(
+                f"object directory {root!r}: {error.strerror}; "
+                "name a directory this user can write to"
+            ) from error
+
+    def _sweep(self, before_ns: int) -> None:
+        """Remove temporary files that a crashed process left behind."""
+        with os.scandir(f"{self._root}/{TMP_DIR}") as entries:
+            for entry in entries:
+                if entry.stat(follow_symlinks=False).st_mtime_ns < before_ns:
+                    _unlink(entry.path)
+
+    def _path(self, key: str) -> str:
+        if "/." in key or key[:1] in "./":
+            raise ValueError(f"object key {key!r} would leave the directory or hide in it")
+        return f"{self._root}/{key}"
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None:
+        path, tmp = self._path(key), self._tmp + str(next(self._count))
+        try:
+            fd = os.open(tmp, _WRITE, 0o644)
+            try:
+                _write_all(fd, pieces)
+            finally:
+                os.close(fd)
+            try:
+                os.rename(tmp, path)
+            except FileNotFoundError:  # the first object of its directory
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.rename(tmp, path)
+        except OSError as error:
+            _unlink(tmp)
+            raise _translate(error, key) from error
+
+    def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
+        try:
+            fd = os.open(self._path(key), _READ)
+            try:
+                stop = os.fstat(fd).st_size if end is None else end
+                return os.pread(fd, stop - begin, begin) if stop > begin else b""
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _translate(error, key) from error
+
+    def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
+        try:
+            fd = os.open(self._path(key), _READ)
+            try:
+                return os.preadv(fd, pieces, 0)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _translate(error, key) from error
+
+    def delete(self, key: str) -> None:
+        try:
+            os.unlink(self._path(key))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _translate(error, key) from error
+
+    def head(self, key: str) -> ObjectInfo | None:
+        try:
+            found = os.stat(self._path(key))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _translate(error, key) from error
+        return ObjectInfo(key, found.st_size, found.st_mtime_ns)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._walk("", prefix)
+
+    def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
+        """The objects below `folder` ("" or ending in `/`); a folder sorts as its keys do."""
+        try:
+            with os.scandir(f"{self._root}/{folder}") as entries:
+                names = sorted(
+                    entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
+                    for entry in entries
+                    if not entry.name.startswith(".")
+                )
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _translate(error, folder) from error
+        for name in names:
+            key = folder + name
+            if name.endswith("/"):
+                if key.startswith(prefix) or prefix.startswith(key):
+                    yield from self._walk(key, prefix)
+            elif key.startswith(prefix) and (info := self.head(key)) is not None:
+                yield info
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """fsync(2) the files, then each directory that leads to them, deepest first.
+
+        An object that has been deleted since has nothing to lose.
+        """
+        folders: set[str] = set()
+        for key in keys:
+            try:
+                self._fsync(key)
+            except ObjectMissing:
+                continue
+            while "/" in key:
+                key = key.rpartition("/")[0]
+                folders.add(key)
+        for folder in sorted(folders, reverse=True):
+            self._fsync(folder)
+        if folders:
+            self._fsync("")
+
+    def _fsync(self, key: str) -> None:
+        try:
+            fd = os.open(f"{self._root}/{key}", _READ)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _translate(error, key) from error
+
+    def close(self) -> None:
+        """No descriptor is kept."""
+
+
+def _write_all(fd: int, pieces: Sequence[Buffer]) -> None:
+    """writev(2) until everything is written."""
+    left = list(pieces)
+    while left:
+        wrote = os.writev(fd, left[:IOV_MAX])
+        while left and wrote >= len(left[0]):
+            wrote -= len(left.pop(0))
+        if wrote:
+            left[0] = memoryview(left[0])[wrote:]
+
+
+def _unlink(path: str) -> None:
+    """Remove a temporary file if it is still there; the next open sweeps what can't be removed."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def _translate(error: OSError, key: str) -> Exception:
+    """What a caller of an object store should see."""
+    if isinstance(error, FileNotFoundError):
+        return ObjectMissing(key)
+    if error.errno in (ENOSPC, EDQUOT):
+        return OSError(error.errno, error.strerror, key)
+    return Unavailable(f"{key}: {error}")
+
+
+_CONFORMS: Callable[[Runtime, str], ObjectStore] = FileObjects

@@ -1,0 +1,109 @@
+"""The contract of an object store: whole objects by key, nothing else.
+
+`BlockStore` calls it; `obj_mem` and `obj_file` implement it, `wrap` adds retry, counting and a key
+prefix. An object is written once under a key that is never used for other bytes, so stores need no
+versions and readers no locks.
+
+Errors: `ObjectMissing` where an object is not there; an `OSError` with ENOSPC or EDQUOT where the
+store is full; everything else that went wrong outside is `Unavailable`, and repeating is safe.
+Threading: every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from fsmeta.errors import ConfigError, ObjectMissing, StoreError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class ObjectInfo(NamedTuple):
+    """What a listing tells of one object."""
+
+    key: str
+    size: int
+    mtime_ns: int
+
+
+class ObjectStore(Protocol):
+    """Objects by key: `/`-separated words of `[A-Za-z0-9_.-]`, none beginning with a dot."""
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None:
+        """Store the concatenated pieces: afterwards the whole object is visible, or nothing."""
+
+    def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
+        """Bytes `begin..end` of an object, fewer past its end. Raises: ObjectMissing."""
+
+    def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
+        """Fill `pieces` in order from the object's start; how many bytes. Raises: ObjectMissing."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object; one that is not there is fine."""
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """What is known of an object, or None."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """The objects whose keys begin with `prefix`, in key order, as a stream."""
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """Make earlier puts of `keys` survive a loss of power."""
+
+    def close(self) -> None:
+        """Let go of connections and descriptors."""
+
+
+def fill(pieces: Sequence[memoryview], data: Buffer) -> int:
+    """`get_into` for stores that have the object in memory: copy `data` over `pieces`."""
+    view, at = memoryview(data), 0
+    for piece in pieces:
+        part = view[at : at + len(piece)]
+        piece[: len(part)] = part
+        at += len(part)
+    return at
+
+
+def check_usable(store: ObjectStore) -> None:
+    """Write, read, list and delete a test object before a store is trusted (`slicefs format`).
+
+    Raises: ConfigError with what failed and what to do.
+    """
+    key, data = "check/usable", bytes(range(256)) * 16
+
+    def put() -> bool:
+        store.put(key, (data[:1000], data[1000:]))
+        return True
+
+    def delete() -> bool:
+        store.delete(key)
+        return _is_missing(store, key)
+
+    steps: list[tuple[str, Callable[[], bool]]] = [
+        ("be written", put),
+        ("be read back", lambda: store.get(key) == data),
+        ("be read in ranges", lambda: store.get(key, 100, 300) == data[100:300]),
+        ("end where they end", lambda: store.get(key, 4000, 9999) == data[4000:]),
+        ("be listed", lambda: [info.size for info in store.list(key)] == [len(data)]),
+        ("be deleted", delete),
+    ]
+    for what, step in steps:
+        try:
+            right, why = step(), "wrong answer"
+        except (OSError, StoreError) as error:
+            right, why = False, str(error) or type(error).__name__
+        if not right:
+            raise ConfigError(
+                f"object store is not usable: objects can't {what} ({why}); "
+                "check the address, the credentials' permissions and the free space"
+            )
+
+
+def _is_missing(store: ObjectStore, key: str) -> bool:
+    """Whether the store agrees that an object is gone."""
+    try:
+        store.get(key)
+    except ObjectMissing:
+        return store.head(key) is None
+    return False

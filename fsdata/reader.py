@@ -1,0 +1,166 @@
+"""Reading a file: its slices' visible view, put together from buffers, cache and store.
+
+One `FileReader` per open handle, because read-ahead is the handle's. It asks a callable for the
+slices of a chunk: what is committed, cached or pending is the caller's business. The answer is a
+list of views: nothing is copied, holes are views of one page of zeros.
+
+The caller's `slices(chunk)` must take the writer's `pending` *before* it looks at the committed
+slices. A slice committed in between is then listed twice, which is harmless; the other way round it
+could be missed.
+
+Threading: one lock for the window and the last view; not held across store I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from fsdata.blocks import BlockStore
+from fsdata.geometry import Segment, block_ranges, chunk_ranges, resolve
+from fsdata.prefetch import Prefetcher, Ticket, Window
+from fsmeta.errors import ObjectMissing
+from fsmeta.runtime import Runtime
+from fsmeta.types import CHUNK_BYTES, Slice, SliceId
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Slices: TypeAlias = Callable[[int], Sequence[Slice]]
+Peek: TypeAlias = Callable[[SliceId, int, int], "list[Buffer] | None"]
+
+ZEROS_BYTES = 1 << 20  # the largest piece of zeros: as long as the kernel's largest read
+STALE_RETRIES = 3  # compaction and writing both move bytes; neither can overtake us so often
+_ZEROS = memoryview(bytes(ZEROS_BYTES))
+
+
+def peek_nothing(_slice_id: SliceId, _off: int, _length: int) -> list[Buffer] | None:
+    """For files nobody writes."""
+    return None
+
+
+class FileReader:
+    """Reads of one open handle."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        blocks: BlockStore,
+        slices: Slices,
+        peek: Peek = peek_nothing,
+        prefetcher: Prefetcher | None = None,
+    ) -> None:
+        self._blocks = blocks
+        self._slices = slices
+        self._peek = peek
+        self._prefetcher = prefetcher
+        self._lock = runtime.lock()
+        self._window = Window()  # guarded by _lock
+        self._seen: tuple[Slice, ...] = ()  # guarded by _lock, as is _view
+        self._view: list[Segment] = []  # of _seen
+
+    def read(self, offset: int, size: int, length: int) -> list[Buffer]:
+        """Bytes from `offset` on of a file of `length` bytes: `size` of them or up to its end.
+
+        Raises: ObjectMissing, ObjectDamaged, Unavailable.
+        """
+        size = min(size, length - offset)
+        if size <= 0:
+            return []
+        with self._lock:
+            sequential = self._window.note(offset, size)
+            ahead = self._window.advance(length) if sequential and self._prefetcher else None
+            ticket = self._window.ticket
+        if ahead is not None:
+            self._read_ahead(*ahead, ticket)
+        out: list[Buffer] = []
+        for chunk, pos, part in chunk_ranges(offset, size):
+            out += self._read_chunk(chunk, pos, part, sequential)
+        return out
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        with self._lock:
+            self._window.ticket.live = False
+
+    def _resolve(self, chunk: int) -> list[Segment]:
+        """The visible view of a chunk. That of the last list is kept."""
+        slices = tuple(self._slices(chunk))
+        if len(slices) <= 1:
+            return resolve(slices)
+        with self._lock:
+            if slices == self._seen:
+                return self._view
+        view = resolve(slices)
+        with self._lock:
+            self._seen, self._view = slices, view
+        return view
+
+    def _read_chunk(self, chunk: int, pos: int, size: int, whole: bool) -> list[Buffer]:
+        """`size` bytes at `pos` of a chunk. Objects that went away make us look at it again."""
+        view = self._resolve(chunk)
+        for _ in range(STALE_RETRIES):
+            try:
+                return self._read_view(view, pos, size, whole)
+            except ObjectMissing:
+                fresh = self._resolve(chunk)
+                if fresh == view:
+                    raise
+                view = fresh
+        return self._read_view(view, pos, size, whole)
+
+    def _read_view(self, view: list[Segment], pos: int, size: int, whole: bool) -> list[Buffer]:
+        out: list[Buffer] = []
+        end = pos + size
+        # A view has no gaps: the part at `pos` is the last one that begins there or before.
+        at = bisect_right(view, pos, key=_begin) - 1 if len(view) > 1 else 0
+        while at < len(view) and pos < min(end, view[at].end):
+            part = view[at]
+            stop = min(end, part.end)
+            if part.slice is None:
+                _add_zeros(out, stop - pos)
+            else:
+                self._add_data(out, part.slice, part.off + pos - part.pos, stop - pos, whole)
+            pos, at = stop, at + 1
+        _add_zeros(out, end - pos)
+        return out
+
+    def _add_data(self, out: list[Buffer], piece: Slice, off: int, size: int, whole: bool) -> None:
+        """Append bytes `off..off + size` of a slice, block by block."""
+        block_bytes = self._blocks.block_bytes
+        for block, begin, end, _ in block_ranges(piece, off, size, block_bytes):
+            pending = self._peek(piece.id, block * block_bytes + begin, end - begin)
+            if pending is not None:
+                out += pending
+            else:
+                out.append(self._blocks.read(piece.id, piece.size, block, begin, end, whole))
+
+    def _read_ahead(self, begin: int, end: int, ticket: Ticket) -> None:
+        """Ask for the blocks of file range `begin..end`, as far as the slices are known."""
+        assert self._prefetcher is not None, "checked by the caller"
+        block_bytes = self._blocks.block_bytes
+        for chunk, pos, size in chunk_ranges(begin, end - begin):
+            for part in self._resolve(chunk):
+                first, last = max(part.pos, pos), min(part.end, pos + size)
+                if first >= last or part.slice is None:
+                    continue
+                off = part.off + first - part.pos
+                for block, at, _, _ in block_ranges(part.slice, off, last - first, block_bytes):
+                    if self._peek(part.slice.id, block * block_bytes + at, 1) is not None:
+                        continue
+                    if not self._prefetcher.submit(part.slice.id, part.slice.size, block, ticket):
+                        return
+
+
+def _begin(part: Segment) -> int:
+    return part.pos
+
+
+def _add_zeros(out: list[Buffer], size: int) -> None:
+    """Append `size` bytes of zeros."""
+    while size > 0:
+        part = min(size, ZEROS_BYTES)
+        out.append(_ZEROS[:part])
+        size -= part
+
+
+assert CHUNK_BYTES % ZEROS_BYTES == 0, "a hole of a whole chunk is whole pieces"

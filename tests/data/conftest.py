@@ -1,0 +1,17 @@
+"""Fixtures of the data tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.data.world import World
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A data stack that must be idle and clean when the test ends."""
+    made = World()
+    yield made
+    made.close()

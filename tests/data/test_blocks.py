@@ -1,0 +1,236 @@
+"""Blocks: names, ranges against whole fetches, single flight, damage."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdata import blocks as blocks_module
+from fsdata.blocks import BlockStore, object_key, parse_key
+from fsdata.budget import Budget
+from fsdata.codec import FRAME_BYTES, Codec
+from fsdata.mem_cache import MemCache
+from fsdata.obj_mem import MemObjects
+from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError, Unavailable
+from fsmeta.runtime import Event, Runtime, SystemRuntime
+from fsmeta.types import SliceId
+from tests.data.faults import FaultyObjects
+from tests.data.world import pattern
+
+RUNTIME = SystemRuntime()
+BLOCK = 1 << 20
+ONE = SliceId(1_234_567)
+DATA = pattern(2 * BLOCK + 1000)
+
+
+class Joining(SystemRuntime):
+    """Tells when somebody asks for an event, which is to wait for another's fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = super().event()
+
+    def event(self) -> Event:
+        self.asked.set()
+        return super().event()
+
+
+class Store:
+    """A block store with one slice in it, nothing cached."""
+
+    def __init__(
+        self,
+        codec: Codec = Codec.NONE,
+        write_codec: Codec | None = None,
+        runtime: Runtime = RUNTIME,
+    ) -> None:
+        self.runtime = runtime
+        self.objects = FaultyObjects(RUNTIME, MemObjects(RUNTIME))
+        self.open(codec if write_codec is None else write_codec)
+        for index in range(3):
+            data = DATA[index * BLOCK : (index + 1) * BLOCK]
+            self.blocks.put_block(ONE, index, bytearray(data))
+        self.open(codec)
+
+    def open(self, codec: Codec) -> None:
+        self.cache = MemCache(RUNTIME, Budget(RUNTIME), BLOCK)
+        self.blocks = BlockStore(self.runtime, self.objects, self.cache, codec, BLOCK)
+
+    def read(self, index: int, begin: int, end: int, whole: bool = False) -> bytes:
+        return bytes(self.blocks.read(ONE, len(DATA), index, begin, end, whole))
+
+
+@given(st.integers(0, 2**62), st.integers(0, 15), st.integers(1, 1 << 22))
+def test_keys_parse_back(slice_id: int, block: int, length: int) -> None:
+    key = object_key(SliceId(slice_id), block, length)
+    assert parse_key(key) == (slice_id, block, length)
+
+
+@pytest.mark.parametrize(
+    "key", ["", "x", "chunks/0/0/1_2", "chunks/0/1/1_2_3", "chunks/0/0/01_2_3", "chunks/0/0/²_2_3"]
+)
+def test_other_keys_do_not(key: str) -> None:
+    assert parse_key(key) is None
+
+
+def test_key_layout() -> None:
+    assert object_key(ONE, 2, 1000) == "chunks/1/1234/1234567_2_1000"
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("write_codec", list(Codec))
+def test_any_codec_reads_any(codec: Codec, write_codec: Codec) -> None:
+    store = Store(codec, write_codec)
+    assert store.read(0, 5, 100) == DATA[5:100]
+    assert store.read(1, 0, BLOCK) == DATA[BLOCK : 2 * BLOCK]
+    assert store.read(2, 10, 1000) == DATA[2 * BLOCK + 10 :]
+
+
+def test_a_block_that_was_put_is_cached() -> None:
+    store = Store()
+    store.blocks.put_block(SliceId(5), 0, bytearray(b"hello"))
+    assert bytes(store.blocks.read(SliceId(5), 5, 0, 1, 3)) == b"el"
+    assert store.objects.gets == []
+
+
+def test_a_cold_small_read_fetches_one_range_once() -> None:
+    store = Store()
+    assert store.read(0, 100, 5000) == DATA[100:5000]
+    assert store.objects.gets == [(object_key(ONE, 0, BLOCK), 0, 84 + FRAME_BYTES)]
+    assert store.blocks.stats().ranges == 1
+    at = 700_000
+    assert store.read(0, at, at + 10) == DATA[at : at + 10]
+    assert len(store.objects.gets) == 2, "the head is known by now"
+    assert store.objects.gets[1][1:] == (84 + 10 * FRAME_BYTES, 84 + 11 * FRAME_BYTES)
+    assert store.cache.stats().blocks == 0
+
+
+def test_a_far_range_costs_its_head_once() -> None:
+    store = Store()
+    for at in (500_000, 900_000, BLOCK - 10):
+        assert store.read(1, at, at + 10) == DATA[BLOCK + at : BLOCK + at + 10]
+    assert len(store.objects.gets) == 4
+
+
+def test_whole_blocks_are_fetched_where_it_pays() -> None:
+    store = Store()
+    store.read(0, 0, 10, whole=True)
+    store.read(1, 0, BLOCK // 2)
+    store.read(2, 0, 10)
+    assert store.blocks.stats().whole == 3
+    assert len(store.objects.gets) == 3
+    store.read(0, 10, 20)
+    assert len(store.objects.gets) == 3
+
+
+def test_many_ranges_of_a_block_become_the_block() -> None:
+    store = Store()
+    for at in range(0, BLOCK, FRAME_BYTES):
+        assert store.read(0, at, at + 9) == DATA[at : at + 9]
+    stats = store.blocks.stats()
+    assert (stats.ranges, stats.whole) == (BLOCK // FRAME_BYTES // 2, 1)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("bit", [3, 8 * 30, 8 * 200, 8 * 70_000])
+def test_wrong_bytes_are_an_error_and_counted(whole: bool, bit: int) -> None:
+    store = Store()
+    store.objects.flip_at = bit
+    with pytest.raises(ObjectDamaged, match="1234567_0"):
+        store.read(0, 60_000, 80_000, whole)
+    assert store.blocks.stats().damaged == 1
+    store.objects.flip_at = None
+    assert store.read(0, 60_000, 80_000, whole) == DATA[60_000:80_000], "never cached"
+
+
+def test_another_block_under_the_key_is_damage() -> None:
+    store = Store()
+    short = store.objects.inner.get(object_key(ONE, 2, 1000))
+    store.objects.inner.put(object_key(ONE, 0, BLOCK), (short,))
+    for whole in (True, False):
+        with pytest.raises(ObjectDamaged):
+            store.read(0, 0, 10, whole)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_missing_and_unavailable(whole: bool) -> None:
+    store = Store()
+    store.objects.fail("get", 1)
+    with pytest.raises(Unavailable):
+        store.read(0, 0, 10, whole)
+    store.blocks.delete_slice(ONE, len(DATA))
+    store.blocks.delete_slice(ONE, len(DATA))
+    assert list(store.objects.inner.list("")) == []
+    with pytest.raises(ObjectMissing):
+        store.read(0, 0, 10, whole)
+    stats = store.blocks.stats()
+    assert (stats.missing, stats.damaged) == (1, 0)
+
+
+def test_deleted_blocks_leave_the_cache() -> None:
+    store = Store()
+    store.read(0, 0, 10, whole=True)
+    store.blocks.delete_slice(ONE, len(DATA))
+    with pytest.raises(ObjectMissing):
+        store.read(0, 0, 10)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_one_thread_fetches_and_the_others_wait(damaged: bool) -> None:
+    runtime = Joining()
+    store = Store(runtime=runtime)
+    store.objects.gate = RUNTIME.event()
+    store.objects.flip_at = 9999 if damaged else None
+    answers: list[bytes | StoreError] = []
+
+    def read() -> None:
+        try:
+            answers.append(store.read(0, 5, 50, whole=True))
+        except StoreError as error:
+            answers.append(error)
+
+    first = RUNTIME.spawn("first", read)
+    store.objects.arrived.wait()
+    others = [RUNTIME.spawn("other", read) for _ in range(3)]
+    runtime.asked.wait()
+    store.objects.gate.set()
+    for thread in (first, *others):
+        thread.join()
+    assert len(answers) == 4
+    if damaged:  # those that came too late to join have fetched it themselves
+        assert all(isinstance(answer, ObjectDamaged) for answer in answers)
+    else:
+        assert answers == [DATA[5:50]] * 4
+        assert len(store.objects.gets) == 1
+    assert not store.blocks._flights
+
+
+def test_buffers_of_evicted_blocks_are_used_again() -> None:
+    store = Store()
+    view = store.blocks.read(ONE, len(DATA), 0, 0, BLOCK, whole=True)
+    store.cache.shrink(BLOCK)
+    other = store.blocks.read(ONE, len(DATA), 1, 0, BLOCK, whole=True)
+    assert view == DATA[:BLOCK], "still read, so not used again"
+    buffer = other.obj
+    del other
+    store.cache.shrink(BLOCK)
+    again = store.blocks.read(ONE, len(DATA), 0, 0, BLOCK, whole=True)
+    assert again.obj is buffer
+    assert again == DATA[:BLOCK]
+
+
+def test_heads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "HEADS_MAX", 1)
+    store = Store()
+    for index in (0, 1, 0, 1):
+        store.read(index, 0, 10)
+    assert len(store.blocks._heads) == 1
+
+
+def test_sync_names_every_block() -> None:
+    store = Store()
+    store.blocks.sync([(ONE, len(DATA))])
+    assert store.objects.synced == [
+        object_key(ONE, index, length) for index, length in enumerate((BLOCK, BLOCK, 1000))
+    ]

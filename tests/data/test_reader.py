@@ -1,0 +1,203 @@
+"""Reading: assembly, holes, read-ahead, stale slices, and the grace period."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdata.epoch import ReadEpoch
+from fsdata.pool import WorkerPool
+from fsdata.prefetch import WINDOW_BYTES_MAX, WINDOW_BYTES_MIN, Window
+from fsdata.reader import ZEROS_BYTES, FileReader
+from fsmeta.errors import ObjectMissing
+from fsmeta.runtime import SystemRuntime
+from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId, SliceKind
+from tests.data.world import BLOCK, World, pattern
+
+RUNTIME = SystemRuntime()
+INO = Ino(7)
+
+
+def store(world: World, slice_id: int, data: bytes) -> SliceId:
+    """A slice with `data`, in the store."""
+    for index in range(-(-len(data) // BLOCK)):
+        part = bytearray(data[index * BLOCK : (index + 1) * BLOCK])
+        world.blocks.put_block(SliceId(slice_id), index, part)
+    return SliceId(slice_id)
+
+
+def test_pieces_are_views_and_holes_are_shared_zeros(world: World) -> None:
+    data = pattern(3 * BLOCK)
+    one = store(world, 1, data)
+    world.sink.chunks[INO, 0] = [Slice(BLOCK, one, len(data), 0, len(data))]
+    length = CHUNK_BYTES + 10
+    got = world.reader().read(0, length + 99, length)
+    assert b"".join(got) == bytes(BLOCK) + data + bytes(length - 4 * BLOCK)
+    zeros = [piece for piece in got if not any(memoryview(piece)[:1])]
+    assert len({id(piece.obj) for piece in zeros if isinstance(piece, memoryview)}) == 1
+    assert max(map(len, got)) <= ZEROS_BYTES
+    assert sum(map(len, got)) == length, "never more than the file holds"
+
+
+def test_never_more_than_asked(world: World) -> None:
+    data = pattern(2 * BLOCK)
+    world.sink.chunks[INO, 0] = [Slice(0, store(world, 1, data), len(data), 0, len(data))]
+    reader = world.reader()
+    for offset, size in ((0, 1), (BLOCK - 1, 2), (5, 0), (len(data), 9), (len(data) - 3, 99)):
+        got = reader.read(offset, size, len(data))
+        assert b"".join(got) == data[offset : offset + size]
+    assert reader.read(0, 10, 0) == []
+    assert reader.read(50, 10, 20) == []
+
+
+def test_later_slices_and_truncation_holes_hide(world: World) -> None:
+    a, b = pattern(1000, 1), pattern(100, 2)
+    hole = Slice(900, SliceId(0), 50, 0, 50, SliceKind.HOLE)
+    world.sink.chunks[INO, 0] = [
+        Slice(0, store(world, 1, a), 1000, 0, 1000),
+        Slice(500, store(world, 2, b), 100, 0, 100),
+        hole,
+    ]
+    want = a[:500] + b + a[600:900] + bytes(50) + a[950:]
+    reader = world.reader()
+    assert b"".join(reader.read(0, 1000, 1000)) == want
+    assert b"".join(reader.read(550, 400, 1000)) == want[550:950]
+    world.sink.chunks[INO, 0].append(Slice(0, store(world, 3, b), 100, 0, 100))
+    assert b"".join(reader.read(0, 1000, 1000)) == b + want[100:], "the list's growth is seen"
+
+
+def test_slices_replaced_by_compaction_are_looked_up_again(world: World) -> None:
+    data = pattern(1000)
+    old = Slice(0, SliceId(1), 1000, 0, 1000)
+    new = Slice(0, store(world, 2, data), 1000, 0, 1000)
+    answers = [[old], [new]]
+    reader = FileReader(RUNTIME, world.blocks, lambda _: answers.pop(0))
+    assert b"".join(reader.read(0, 1000, 1000)) == data
+    broken = FileReader(RUNTIME, world.blocks, lambda _: [old])
+    with pytest.raises(ObjectMissing):
+        broken.read(0, 1000, 1000)
+
+
+def test_window_doubles_and_random_reads_close_it() -> None:
+    window, length = Window(), 1 << 30
+    assert window.note(0, 100)
+    assert window.advance(length) is None, "one read proves nothing"
+    assert window.note(100, 100)
+    assert window.advance(length) == (WINDOW_BYTES_MIN, 2 * WINDOW_BYTES_MIN)
+    assert window.advance(length) is None
+    asked = at = 2 * WINDOW_BYTES_MIN
+    widest = 0
+    for offset in range(200, 100 << 20, 1 << 20):
+        assert window.note(offset, 1 << 20)
+        ahead = window.advance(length)
+        if ahead is not None:
+            assert ahead[0] == asked, "each byte once"
+            asked = ahead[1]
+            widest = max(widest, asked - offset)
+        at = offset + (1 << 20)
+    assert asked > at
+    assert WINDOW_BYTES_MAX <= widest <= WINDOW_BYTES_MAX + 2 * WINDOW_BYTES_MIN
+    ticket = window.ticket
+    assert not window.note(900 << 20, 4096)
+    assert not ticket.live
+    assert window.advance(length) is None
+    assert window.note((900 << 20) + 4096, 4096)
+    ahead = window.advance(length)
+    assert ahead is not None
+    assert window.ticket.live
+    assert window.ticket is not ticket
+
+
+def test_window_ends_with_the_file() -> None:
+    window, length = Window(), (9 << 20) + 5
+    asked = []
+    for offset in range(0, length, 1 << 20):
+        assert window.note(offset, 1 << 20)
+        asked.append(window.advance(length))
+    ranges = [ahead for ahead in asked if ahead]
+    assert ranges[0][0] == 4 << 20
+    assert ranges[-1][1] == length
+    small = Window()
+    for offset in range(0, 1 << 20, 1 << 17):
+        small.note(offset, 1 << 17)
+        assert small.advance(1 << 20) is None, "one block needs no read-ahead"
+
+
+def test_sequential_reading_fetches_each_block_once(world: World) -> None:
+    data = pattern(1 << 20) * 12
+    world.sink.chunks[INO, 0] = [Slice(0, store(world, 1, data), len(data), 0, len(data))]
+    for index in range(len(data) // BLOCK):
+        world.cache.drop((SliceId(1), index))
+    reader = world.reader()
+    step = 1 << 16
+    for offset in range(0, len(data), step):
+        got = b"".join(reader.read(offset, step, len(data)))
+        assert got == data[offset : offset + step]
+    keys = [key for key, _, _ in world.objects.gets]
+    assert len(set(keys)) == len(data) // BLOCK
+    assert len(keys) == len(set(keys))
+    reader.close()
+
+
+def test_read_ahead_that_nobody_wants_is_dropped(world: World) -> None:
+    data = pattern(1 << 20) * 12
+    world.sink.chunks[INO, 0] = [Slice(0, store(world, 1, data), len(data), 0, len(data))]
+    world.cache.shrink(1 << 30)
+    reader = world.reader()
+    reader.read(0, BLOCK, len(data))
+    world.objects.gate = RUNTIME.event()
+    busy = [RUNTIME.event(), RUNTIME.event()]
+    for event in busy:  # both threads are busy, so what is asked for now stays in the queue
+        world.readers.submit(lambda event=event: event.wait() and None)  # type: ignore[misc]
+    reader.read(0, 10, len(data))  # cached
+    assert world.budget.gauges().ahead > 0
+    reader.close()
+    for event in busy:
+        event.set()
+    world.readers.close()
+    assert len(world.objects.gets) == 1
+    assert world.budget.gauges().ahead == 0
+
+
+def test_epoch_waits_for_reads_that_began_before() -> None:
+    epoch = ReadEpoch(RUNTIME)
+    assert epoch.advance(0)
+    inside, leave = RUNTIME.event(), RUNTIME.event()
+
+    def read() -> None:
+        with epoch.reading():
+            inside.set()
+            leave.wait()
+
+    thread = RUNTIME.spawn("reader", read)
+    inside.wait()
+    assert not epoch.advance(0)
+    with epoch.reading():
+        assert not epoch.advance(0), "the older read counts still"
+        leave.set()
+        thread.join()
+        assert not epoch.advance(0), "this one began before, too"
+    assert epoch.advance(0)
+    waited: list[bool] = []
+    with epoch.reading():
+        waiter = RUNTIME.spawn("waiter", lambda: waited.append(epoch.advance(30)))
+        with epoch.reading():
+            pass
+    waiter.join()
+    assert waited == [True]
+
+
+def test_pool_runs_everything_and_closes() -> None:
+    pool = WorkerPool(RUNTIME, "test", 3)
+    lock, seen = RUNTIME.lock(), []
+
+    def job(number: int) -> None:
+        with lock:
+            seen.append(number)
+        if number < 100:
+            pool.submit(lambda: job(number + 100))
+
+    for number in range(100):
+        pool.submit(lambda number=number: job(number))  # type: ignore[misc]
+    pool.close()
+    pool.submit(lambda: job(200))
+    assert sorted(seen) == list(range(201))

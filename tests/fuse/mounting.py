@@ -1,0 +1,59 @@
+"""A real mount around a test, served by threads of the test's own process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fsclient.filesystem import FileSystem
+from fsclient.fuse.mount import Mounted, find_mount, mount, umount
+from fsclient.fuse.session import Session, SessionConfig
+from fsmeta.errors import ConfigError
+from fsmeta.runtime import SystemRuntime
+
+needs_root_and_fuse = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+)
+END_S = 20  # by then every worker must have ended; only a hang takes longer
+
+
+@contextmanager
+def serving(
+    fs: FileSystem,
+    mountpoint: Path,
+    config: SessionConfig | None = None,
+    options: tuple[str, ...] = (),
+) -> Iterator[Session]:
+    """Mount `fs` and serve it; afterwards the mount is gone and every thread has ended."""
+    mountpoint.mkdir(exist_ok=True)
+    mounted = mount(str(mountpoint), "testvol", options)
+    session = Session(mounted, fs, SystemRuntime(), config)
+    try:
+        session.start()
+        yield session
+    finally:
+        _end(session, mounted)
+
+
+def _end(session: Session, mounted: Mounted) -> None:
+    """Unmount; as a last resort lazily, and then the test fails."""
+    busy = None
+    try:
+        if find_mount(mounted.mountpoint) is not None:
+            try:
+                umount(mounted.mountpoint)
+            except ConfigError as error:
+                busy = error
+                umount(mounted.mountpoint, lazy=True)
+        if busy is None:
+            ended = SystemRuntime().spawn("test-wait", session.wait)
+            ended.join(END_S)
+            assert not ended.is_alive(), "workers still run after the unmount"
+    finally:
+        os.close(mounted.fd)
+    if busy is not None:
+        raise busy

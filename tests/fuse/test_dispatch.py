@@ -1,0 +1,203 @@
+# ruff: noqa: ARG002  (a stand-in has the signatures of the Protocol)
+"""The dispatcher without a kernel: errors, tables, parsers, pages."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fsclient.filesystem import DirItem, Entry, SetAttr, Stat
+from fsclient.fuse import abi
+from fsclient.fuse.dispatch import Dispatcher, operations
+from fsclient.fuse.init import KernelWants, negotiate, parse_init
+from fsclient.fuse.pack import Answer, entry_out, statfs_out, statx_out
+from fsclient.fuse.parse import supplementary_groups
+from fsclient.fuse.protocol import FATTR_MTIME, FATTR_SIZE, Init, Opcode
+from fsmeta import errors
+from fsmeta.types import ROOT_INO, Attr, Caller, FileType, Ino, StatFs
+from tests.fuse.ramfs import RamFS
+
+CALLER = Caller(7, 8, (), 9, True)
+ATTR = Attr(Ino(5), 0o100644, 1, 2, 0, 0, ROOT_INO, -1, 5000, 1, 5000, -1, 1, 10**9)
+
+
+def ask(dispatcher: Dispatcher, opcode: int, body: bytes, ino: int = 1) -> Answer | int | None:
+    request = abi.IN_HEADER.pack(abi.IN_BYTES + len(body), opcode, 2, ino, 7, 8, 9, 0) + body
+    return dispatcher.serve(opcode, CALLER, ino, memoryview(request), len(request))
+
+
+def failing(error: BaseException) -> Callable[[], None]:
+    def hook() -> None:
+        raise error
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("error", "number", "level"),
+    [
+        (OSError(errno.ENOENT, "no"), errno.ENOENT, logging.DEBUG),
+        (OSError(errno.EDQUOT, "full"), errno.EDQUOT, logging.DEBUG),
+        (OSError(errno.EIO, "bad"), errno.EIO, logging.ERROR),
+        (OSError("no number"), errno.EIO, logging.ERROR),
+        (OSError(9999, "beyond what the kernel takes"), errno.EIO, logging.ERROR),
+        (errors.Unavailable("down"), errno.EIO, logging.ERROR),
+        (errors.Ambiguous("lost"), errno.EIO, logging.ERROR),
+        (errors.Conflict("again"), errno.EIO, logging.ERROR),
+        (errors.Fenced("out"), errno.ESTALE, logging.ERROR),
+        (errors.LimitExceeded("space"), errno.EDQUOT, logging.ERROR),
+        (errors.StoreFull("full"), errno.ENOSPC, logging.ERROR),
+        (errors.ObjectMissing("gone"), errno.EIO, logging.ERROR),
+        (errors.ObjectDamaged("crc"), errno.EIO, logging.ERROR),
+        (ValueError("unforeseen"), errno.EIO, logging.ERROR),
+    ],
+)
+def test_errors_become_errnos(
+    error: Exception, number: int, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fs = RamFS()
+    fs.hooks["lookup"] = failing(error)
+    with caplog.at_level(logging.DEBUG, "fsclient.fuse"):
+        assert ask(Dispatcher(fs), Opcode.LOOKUP, b"name\0") == number
+    assert [record.levelno for record in caplog.records] == [level]
+
+
+def test_corrupt_is_told() -> None:
+    told: list[errors.Corrupt] = []
+    fs = RamFS()
+    corrupt = errors.Corrupt(b"i1", b"a", "short")
+    fs.hooks["getattr"] = failing(corrupt)
+    dispatcher = Dispatcher(fs, on_corrupt=told.append)
+    assert ask(dispatcher, Opcode.GETATTR, abi.GETATTR_IN.pack(0, 0)) == errno.EIO
+    assert told == [corrupt]
+
+
+def test_forget_is_never_answered() -> None:
+    fs = RamFS()
+    fs.hooks["forget"] = failing(OSError(errno.EPERM, "no"))
+    assert ask(Dispatcher(fs), Opcode.FORGET, abi.FORGET_IN.pack(1), ino=77) is None
+
+
+def test_batch_forget() -> None:
+    fs = RamFS()
+    fs.lookups.update({Ino(70): 2, Ino(71): 3})
+    body = abi.BATCH_FORGET_IN.pack(2) + abi.FORGET_ONE.pack(70, 2) + abi.FORGET_ONE.pack(71, 1)
+    assert ask(Dispatcher(fs), Opcode.BATCH_FORGET, body) is None
+    assert (fs.lookups[Ino(70)], fs.lookups[Ino(71)]) == (0, 2)
+
+
+@pytest.mark.parametrize("opcode", [0, Opcode.IOCTL, Opcode.LSEEK, Opcode.TMPFILE, Opcode.SETLK])
+def test_unknown_opcodes(opcode: int) -> None:
+    assert ask(Dispatcher(RamFS()), opcode, b"") == errno.ENOSYS
+
+
+def test_long_names() -> None:
+    dispatcher = Dispatcher(RamFS())
+    assert ask(dispatcher, Opcode.LOOKUP, b"n" * 255 + b"\0") == errno.ENOENT
+    assert ask(dispatcher, Opcode.LOOKUP, b"n" * 256 + b"\0") == errno.ENAMETOOLONG
+    long_target = abi.RENAME2_IN.pack(1, 0) + b"a\0" + b"n" * 256 + b"\0"
+    assert ask(dispatcher, Opcode.RENAME2, long_target) == errno.ENAMETOOLONG
+
+
+def test_setxattr_of_old_kernels() -> None:
+    fs = RamFS()
+    body = abi.SETXATTR_IN_OLD.pack(3, 0) + b"user.k\0" + b"a\0b"
+    assert ask(Dispatcher(fs, setxattr_ext=False), Opcode.SETXATTR, body) == b""
+    assert fs.nodes[ROOT_INO].xattrs == {b"user.k": b"a\0b"}
+
+
+def test_setattr_fields() -> None:
+    row = operations(True)[Opcode.SETATTR]
+    assert row is not None
+    body = abi.SETATTR_IN.pack(FATTR_SIZE | FATTR_MTIME, 0, 9, 0, 5, -2, 0, 6, 7, 0, 0, 0, 0)
+    view = memoryview(bytes(abi.IN_BYTES) + body)
+    assert row.parse(view, len(view)) == (SetAttr(size=9, mtime_ns=-2 * 10**9 + 7), None)
+
+
+def test_trace() -> None:
+    lines: list[str] = []
+    dispatcher = Dispatcher(RamFS(), trace=lines.append)
+    ask(dispatcher, Opcode.LOOKUP, b"name\0")
+    ask(dispatcher, Opcode.IOCTL, b"")
+    ask(dispatcher, Opcode.WRITE, abi.WRITE_IN.pack(5, 0, 3, 0, 0, 0) + b"abc", ino=4)
+    assert lines[0] == "lookup(1, b'name') by uid 7 gid 8 pid 9 -> ENOENT"
+    assert lines[1] == "ioctl(1) by uid 7 gid 8 pid 9 -> ENOSYS"
+    assert lines[2].startswith("write(4, 5, 0, 3 bytes, False)")
+
+
+class Endless(RamFS):
+    """A directory without an end, that counts the items taken and fails where told."""
+
+    taken = 0
+    fails_at: int | None = None
+
+    def readdir(
+        self, caller: Caller, ino: Ino, fh: int, cookie: int, plus: bool
+    ) -> Iterator[DirItem]:
+        while True:
+            if self.taken == self.fails_at:
+                raise OSError(errno.EIO, "half way")
+            self.taken += 1
+            name = b"n" * (self.taken % 255 + 1)
+            entry = Entry(ATTR, 0, 0) if plus else None
+            yield DirItem(name, Ino(5), FileType.REG, self.taken, entry)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.READDIR, Opcode.READDIRPLUS])
+def test_a_page_takes_no_more_than_fits(opcode: Opcode) -> None:
+    fs = Endless()
+    page = ask(Dispatcher(fs), opcode, abi.READ_IN.pack(1, 0, 4096, 0, 0, 0))
+    assert isinstance(page, bytes)
+    head = abi.DIRENT.size if opcode == Opcode.READDIR else abi.DIRENTPLUS.size
+    sizes = [abi.align8(head + n % 255 + 1) for n in range(1, fs.taken + 1)]
+    assert sum(sizes) == len(page) <= 4096
+
+
+def test_an_error_behind_the_first_item_waits_for_the_next_page() -> None:
+    fs = Endless()
+    fs.fails_at = 3
+    body = abi.READ_IN.pack(1, 0, 65536, 0, 0, 0)
+    page = ask(Dispatcher(fs), Opcode.READDIRPLUS, body)
+    assert isinstance(page, bytes)
+    assert fs.taken == 3
+    assert ask(Dispatcher(fs), Opcode.READDIRPLUS, body) == errno.EIO
+
+
+def test_times_before_1970() -> None:
+    fields = abi.ENTRY_OUT.unpack(entry_out(Entry(ATTR, 1.5, 0.25)))
+    assert fields[:6] == (5, 1, 1, 0, 500_000_000, 250_000_000)
+    atime, mtime, ctime, atime_nsec = fields[9:13]
+    assert (atime, mtime, ctime, atime_nsec) == (-1, 0, 1, 999_999_999)
+    assert fields[8] == 2 * 4096 // 512
+    assert abi.STATX_OUT.unpack(statx_out(Stat(ATTR, 0)))[15:17] == (-1, 999_999_999)
+
+
+def test_statfs_with_and_without_limits() -> None:
+    free = abi.STATFS_OUT.unpack(statfs_out(StatFs(0, 0, 0, 0)))
+    assert free[0] * 4096 == 1 << 50
+    assert free[3] == 10 << 20
+    much = abi.STATFS_OUT.unpack(statfs_out(StatFs(3 << 50, 0, 1, 0)))
+    assert much[1] * 4096 == (8 << 50) - (3 << 50)
+    over = abi.STATFS_OUT.unpack(statfs_out(StatFs(9 << 20, 8 << 20, 5, 4)))
+    assert (over[0], over[1], over[2], over[4]) == ((8 << 20) // 4096, 0, 0, 0)
+
+
+def test_supplementary_groups() -> None:
+    body = abi.EXT_HEADER.pack(16, 32) + (1).to_bytes(4, "little") + (77).to_bytes(4, "little")
+    assert supplementary_groups(memoryview(body), 0, len(body)) == (77,)
+    assert supplementary_groups(memoryview(b""), 0, 0) == ()
+
+
+def test_init_of_old_and_new_kernels() -> None:
+    old = parse_init(memoryview(abi.INIT_IN_OLD.pack(7, 33, 131072, Init.ASYNC_READ)))
+    assert (old.minor, old.flags) == (33, Init.ASYNC_READ)
+    low = Init.INIT_EXT | Init.WRITEBACK_CACHE | Init.SETXATTR_EXT
+    new = parse_init(memoryview(abi.INIT_IN.pack(7, 99, 131072, low, Init.HAS_EXPIRE_ONLY >> 32)))
+    agreed = negotiate(new, KernelWants())
+    assert agreed is not None
+    assert agreed.flags == Init.INIT_EXT | Init.SETXATTR_EXT | Init.HAS_EXPIRE_ONLY
+    assert agreed.minor == 45
+    assert negotiate(old._replace(minor=30), KernelWants()) is None

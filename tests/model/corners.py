@@ -1,0 +1,47 @@
+"""The words of the corner tables: who does what, and what that must answer.
+
+The tables are `corners_names` and `corners_files`; `test_corners` runs them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, TypeAlias
+
+from tests.model.ops import ROOT, Op, Open, Result, User, Value
+
+
+class Shows(NamedTuple):
+    """Some attributes that a Stat must show; -1: any."""
+
+    perm: int = -1
+    nlink: int = -1
+    uid: int = -1
+    gid: int = -1
+    size: int = -1
+
+
+Expected: TypeAlias = Result | Shows
+Line: TypeAlias = tuple[User, Op, Expected]
+
+OK = Result(0)
+
+
+def ok(op: Op, user: User = ROOT) -> Line:
+    return user, op, OK
+
+
+def no(code: int, op: Op, user: User = ROOT) -> Line:
+    return user, op, Result(code)
+
+
+def gives(value: Value, op: Op, user: User = ROOT) -> Line:
+    return user, op, Result(0, value)
+
+
+def shows(shows: Shows, op: Op, user: User = ROOT) -> Line:
+    return user, op, shows
+
+
+CREATE = os.O_CREAT | os.O_RDWR
+FILE = Open(0, b"/f", CREATE, 0o644)

@@ -1,0 +1,132 @@
+"""The reference file system: what Linux answers on tmpfs, and so what SliceFS must answer.
+
+`ModelFS.run` is the only entry. The verbs are functions of (tree, user, arguments): names in
+`names.py`, open files and their bytes in `files.py`, attributes in `attributes.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import assert_never
+
+from tests.model import attributes, files, names
+from tests.model import ops as o
+from tests.model.inodes import R, fail, require
+from tests.model.ops import Op, Result, User, Value
+from tests.model.tree import Sysctls, Tree, Walk
+
+
+class ModelFS:
+    """A file system of dicts. Not for several threads."""
+
+    def __init__(self, sysctls: Sysctls | None = None) -> None:
+        self.tree = Tree(sysctls or Sysctls())
+        self.times_open = False  # whether POSIX leaves the times after the last operation open
+
+    def run(self, user: User, op: Op) -> Result:
+        """Do `op` as `user`."""
+        self.tree.clock += 1
+        if not isinstance(op, o.Stamp):
+            self.times_open = attributes.repeats_xattr(self.tree, user, op)
+        try:
+            return Result(0, _perform(self.tree, user, op))
+        except OSError as error:
+            return Result(error.errno or errno.EIO)
+
+
+def _perform(tree: Tree, user: User, op: Op) -> Value:
+    match op:
+        case o.Mkdir() | o.Rmdir() | o.Mknod() | o.Symlink() | o.Link() | o.Unlink() | o.Rename():
+            _change_names(tree, user, op)
+        case o.Open(slot, path, flags, mode):
+            files.open_slot(tree, user, slot, path, flags, mode)
+        case o.Close(slot):
+            files.close(tree, user, slot)
+        case o.Read(file, offset, size):
+            return files.read(tree, user, file, offset, size)
+        case o.Write(file, offset, data):
+            return files.write(tree, user, file, offset, data)
+        case o.Truncate(file, size):
+            files.truncate(tree, user, file, size)
+        case o.SetXattr() | o.GetXattr() | o.ListXattr() | o.RemoveXattr():
+            return _xattr(tree, user, op)
+        case o.Stamp(path):
+            inode = Walk(tree, user).end(path, follow=False)
+            return o.StampValue(inode.number, inode.mtime, inode.ctime)
+        case _:
+            return _attribute(tree, user, op)
+    return None
+
+
+def _change_names(
+    tree: Tree,
+    user: User,
+    op: o.Mkdir | o.Rmdir | o.Mknod | o.Symlink | o.Link | o.Unlink | o.Rename,
+) -> None:
+    match op:
+        case o.Mkdir(path, mode):
+            names.mkdir(tree, user, path, mode)
+        case o.Rmdir(path):
+            names.rmdir(tree, user, path)
+        case o.Mknod(path, mode, rdev):
+            names.mknod(tree, user, path, mode, rdev)
+        case o.Symlink(target, path):
+            names.symlink(tree, user, target, path)
+        case o.Link(old, new):
+            names.link(tree, user, old, new)
+        case o.Unlink(path):
+            names.unlink(tree, user, path)
+        case o.Rename(old, new, flags):
+            names.rename(tree, user, old, new, flags)
+        case _:
+            assert_never(op)
+
+
+def _attribute(
+    tree: Tree,
+    user: User,
+    op: o.Chmod | o.Chown | o.Utimens | o.Stat | o.Access | o.Listdir | o.Readlink,
+) -> Value:
+    match op:
+        case o.Chmod(file, mode):
+            attributes.chmod(tree, user, file, mode)
+        case o.Chown(path, uid, gid, follow):
+            attributes.chown(tree, user, Walk(tree, user).end(path, follow), uid, gid)
+        case o.Utimens(path, atime, mtime, follow):
+            return attributes.utimens(tree, user, path, atime, mtime, follow)
+        case o.Stat(file, follow):
+            return attributes.stat_of(files.reach(tree, user, file, follow))
+        case o.Access(path, mask):
+            require(user, Walk(tree, user).end(path), mask)
+        case o.Listdir(path):
+            inode = Walk(tree, user).end(path)
+            if not inode.is_dir:
+                fail(errno.ENOTDIR)
+            require(user, inode, R)
+            return tuple(sorted(inode.entries))
+        case o.Readlink(path):
+            inode = Walk(tree, user).end(path, follow=False)
+            return inode.target if inode.is_link else fail(errno.EINVAL)
+        case _:
+            assert_never(op)
+    return None
+
+
+def _xattr(
+    tree: Tree, user: User, op: o.SetXattr | o.GetXattr | o.ListXattr | o.RemoveXattr
+) -> Value:
+    if not isinstance(op, o.ListXattr):
+        attributes.check_xattr(op)
+    inode = Walk(tree, user).end(op.path, op.follow)
+    match op:
+        case o.SetXattr(_, name, value, flags):
+            attributes.setxattr(tree, user, inode, name, value, flags)
+        case o.GetXattr(_, name):
+            return attributes.getxattr(user, inode, name)
+        case o.ListXattr():
+            return tuple(sorted(inode.xattrs))
+        case o.RemoveXattr(_, name):
+            attributes.removexattr(tree, user, inode, name)
+        case _:
+            assert_never(op)
+    return None

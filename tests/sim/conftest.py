@@ -1,0 +1,26 @@
+"""Options and the `sim_seed` fixture of the simulation."""
+
+from __future__ import annotations
+
+import pytest
+
+SEEDS_DEFAULT = 20
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sim-seed", type=int, help="run simulations with this seed only")
+    parser.addoption("--sim-seeds", type=int, help="run each simulation with this many seeds")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sim_seeds(n): how many seeds a simulation runs with")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "sim_seed" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("sim_seeds")
+    count = metafunc.config.getoption("--sim-seeds", default=None)
+    only = metafunc.config.getoption("--sim-seed", default=None)
+    seeds = range(count or (marker.args[0] if marker else SEEDS_DEFAULT))
+    metafunc.parametrize("sim_seed", seeds if only is None else [only])

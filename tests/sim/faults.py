@@ -1,0 +1,192 @@
+"""A metadata store behind a bad network: latency, lost requests, lost replies, late news.
+
+`FaultStore` stands between one client and its connection to a store of the simulated world, the
+way a network would. `Faults` says how often what happens; after `heal` nothing more goes wrong.
+It never invents a Conflict: verbs may count on one meaning that something changed.
+
+The wrapped store runs shielded: the crash of a client does not stop a server half-way.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from fsmeta.errors import Ambiguous, StoreError, Unavailable
+from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, RowPage, Store
+from tests.sim.scheduler import SimProcess, SimRuntime
+
+T = TypeVar("T")
+
+
+class Faults(NamedTuple):
+    """How a network behaves; rates are probabilities of one request, times are seconds."""
+
+    latency_s: float = 0.001  # of one way; each is drawn anew, up to twice this
+    slow: float = 0.01  # ways that take `slow_s`
+    slow_s: float = 0.5
+    refused: float = 0.02  # Unavailable, nothing applied
+    reply_lost: float = 0.02  # Ambiguous, applied
+    request_lost: float = 0.02  # Ambiguous, not applied
+    late: float = 0.0  # Ambiguous, applied `late_s` afterwards, maybe between or after repeats
+    late_s: float = 0.3
+    news_lost: float = 0.0  # the link for `watch` breaks: no news for `news_s`, then "anything"
+    news_s: float = 1.0
+
+
+CALM = Faults(slow=0, refused=0, reply_lost=0, request_lost=0)
+
+
+class Network:
+    """Chance and delay of one client's connection."""
+
+    def __init__(self, sim: SimRuntime, seed: int, faults: Faults) -> None:
+        self.sim = sim
+        self.faults = faults
+        self.cut = False  # while True, nothing arrives
+        self._random = random.Random(seed)
+
+    def happens(self, rate: float) -> bool:
+        return self._random.random() < rate
+
+    def draw(self, upper: float) -> float:
+        return self._random.random() * upper
+
+    def travel(self) -> None:
+        """Spend the time of one way."""
+        self.sim.sleep(self.delay_s())
+
+    def delay_s(self) -> float:
+        if self.happens(self.faults.slow):
+            return self.faults.slow_s
+        return self.draw(2 * self.faults.latency_s)
+
+    def ask(self, call: Callable[[], T]) -> T:
+        """A request that may be repeated. Raises: Unavailable."""
+        self.travel()
+        if self.cut or self.happens(self.faults.refused):
+            raise Unavailable("simulated: no connection")
+        answer = self.serve(call)
+        self.travel()
+        if self.cut or self.happens(self.faults.reply_lost):
+            raise Unavailable("simulated: reply lost")
+        return answer
+
+    def serve(self, call: Callable[[], T]) -> T:
+        """What the server does, whatever becomes of the client."""
+        with self.sim.shield():
+            return call()
+
+    def heal(self) -> None:
+        """From now on all goes well."""
+        self.cut = False
+        self.faults = CALM
+
+
+class FaultStore:
+    """A `Store` behind a `Network`, used by the threads of one process."""
+
+    def __init__(
+        self,
+        store: Store,
+        sim: SimRuntime,
+        seed: int,
+        faults: Faults | None = None,
+        process: SimProcess | None = None,
+    ) -> None:
+        self.name = f"faulty {store.name}"
+        self.network = Network(sim, seed, faults or Faults())
+        self._store = store
+        self._sim = sim
+        self._process = process
+        self._deaf = False  # the link for news is broken
+        self._vouching = True  # news flow, and all that was missed is known to be
+
+    @property
+    def round_trips(self) -> int:
+        return self._store.round_trips
+
+    def heal(self) -> None:
+        self.network.heal()
+
+    def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+        return self.network.ask(lambda: self._store.read(keys))
+
+    def read_linked(
+        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+    ) -> tuple[bytes | None, list[bytes | None]]:
+        return self.network.ask(lambda: self._store.read_linked(row, field, skip, prefix, fields))
+
+    def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        return self.network.ask(lambda: self._store.read_rows(rows))
+
+    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
+        return self.network.ask(lambda: self._store.scan(row, cursor, limit))
+
+    def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
+        return self.network.ask(lambda: self._store.scan_rows(prefix, cursor, limit))
+
+    def commit(self, commit: Commit) -> None:
+        """The wrapped store's answer, or one of the ways to lose it."""
+        net = self.network
+        net.travel()
+        if net.happens(net.faults.refused):
+            raise Unavailable("simulated: not accepted")
+        if net.cut or net.happens(net.faults.request_lost):
+            raise Ambiguous("simulated: request lost")
+        if net.happens(net.faults.late):
+            self._sim.spawn_in(None, "late commit", lambda: self._commit_late(commit))
+            raise Ambiguous("simulated: request delayed")
+        net.serve(lambda: self._store.commit(commit))
+        net.travel()
+        if net.cut or net.happens(net.faults.reply_lost):
+            raise Ambiguous("simulated: reply lost")
+
+    def _commit_late(self, commit: Commit) -> None:
+        self._sim.sleep(self.network.draw(self.network.faults.late_s))
+        try:
+            self._store.commit(commit)
+        except StoreError:
+            pass  # nobody waits for this answer any more
+
+    def sync(self) -> None:
+        self.network.ask(self._store.sync)
+
+    def watch(self, listener: Listener) -> None:
+        """News reach `listener` late, each in a thread of the client's process, maybe reordered."""
+
+        def deliver(rows: Sequence[bytes] | None) -> None:
+            self.network.travel()
+            if not self._deaf:
+                listener(rows)
+
+        def reconnect() -> None:
+            self._sim.sleep(self.network.faults.news_s)
+            self._deaf = False
+            listener(None)
+            self._vouching = True
+
+        def on_news(rows: Sequence[bytes] | None) -> None:
+            if self._deaf or self._is_dead():
+                return
+            if self.network.happens(self.network.faults.news_lost):
+                self._deaf, self._vouching = True, False
+                self._sim.spawn_in(self._process, "watch reconnects", reconnect)
+            else:
+                self._sim.spawn_in(self._process, "watch delivers", lambda: deliver(rows))
+
+        self._store.watch(on_news)
+
+    def _is_dead(self) -> bool:
+        return self._process is not None and self._process.crashed
+
+    def vouches(self) -> bool:
+        return self._store.vouches() and self._vouching
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _conforms(store: FaultStore) -> Store:
+    return store

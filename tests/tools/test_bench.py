@@ -1,0 +1,108 @@
+"""The pure parts of the benchmark: reading what programs print, medians, ratios, the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools import bench
+from tools.benchlib import client, procs, redis
+from tools.benchlib.results import RATE, Metric, Results, as_json, number, table, times_better
+from tools.benchlib.systems import JUICEFS, SLICEFS, adjusted
+
+
+def test_timings_are_read_from_the_client() -> None:
+    create, write = client.parse("create 2000000 1000 0\nwrite 500000000 8 1000000000\n")
+    assert (create.phase, create.us_per_op) == ("create", 2.0)
+    assert write.mb_per_s == 2000.0
+
+
+def test_a_line_that_is_no_timing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not enough values"):
+        client.parse("create 1\n")
+
+
+def test_cpu_ticks_survive_brackets_in_the_name() -> None:
+    line = b"12 (a) b) S 1 12 12 0 -1 4194304 99 0 0 0 250 50 0 0 20 0 3 0 100 200\n"
+    assert procs.parse_cpu_ticks(line) == 300
+    assert procs.parse_cpu_ticks(b"") == 0
+
+
+def test_peak_rss_is_in_bytes() -> None:
+    assert procs.parse_peak_rss(b"Name:\tx\nVmHWM:\t    2048 kB\nVmRSS:\t 1 kB\n") == 2 << 20
+    assert procs.parse_peak_rss(b"") == 0
+
+
+def test_used_memory_is_not_mistaken_for_its_neighbours() -> None:
+    assert redis.parse_used_memory("# Memory\r\nused_memory:42\r\nused_memory_rss:99\r\n") == 42
+    with pytest.raises(ValueError, match="used_memory"):
+        redis.parse_used_memory("")
+
+
+@pytest.mark.parametrize(
+    ("unit", "ours", "peer", "expected"),
+    [
+        ("µs/op", 100.0, 300.0, 3.0),
+        (RATE, 300.0, 100.0, 3.0),
+        ("CPU s/GB", 2.0, 1.0, 0.5),
+        ("MiB", None, 1.0, None),
+        ("MiB", 0.0, 1.0, None),
+    ],
+)
+def test_times_better(
+    unit: str, ours: float | None, peer: float | None, expected: float | None
+) -> None:
+    assert times_better(unit, ours, peer) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (1234.5, "1,234"), (12.34, "12.3"), (1.234, "1.23")]
+)
+def test_number(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def sample() -> Results:
+    results = Results()
+    for value in (10.0, 30.0, 20.0):
+        results.add("meta", "slicefs", Metric("create", value, "µs/op"))
+        results.add("meta", "juicefs", Metric("create", value * 4, "µs/op"))
+    results.add("bigfile", "juicefs", Metric("read", 500.0, RATE))
+    return results
+
+
+def test_the_table_shows_medians_and_ratios() -> None:
+    assert table(sample().rows, "slicefs", "juicefs").splitlines() == [
+        "operation   unit   slicefs  juicefs  × better",
+        "-- meta",
+        "create      µs/op     20.0     80.0      4.00",
+        "-- bigfile",
+        "read        MB/s         -      500         -",
+    ]
+
+
+def test_json_keeps_every_value() -> None:
+    first = as_json(sample().rows, "slicefs", "juicefs")[0]
+    assert first["values"] == {"slicefs": [10.0, 30.0, 20.0], "juicefs": [40.0, 120.0, 80.0]}
+    assert first["times_better"] == 4.0
+
+
+def test_commands_are_filled_in_without_a_shell() -> None:
+    ours = adjusted(SLICEFS, "python -m fsclient", "--compression none", "")
+    command = ours.command(ours.format, meta="redis://h/1", store="/a b")
+    assert command[:5] == ["python", "-m", "fsclient", "format", "redis://h/1"]
+    assert "/a b/" in command
+    assert command[-2:] == ["--compression", "none"]
+    assert JUICEFS.command(JUICEFS.umount, mountpoint="/m")[1:] == ["umount", "/m"]
+
+
+def test_the_command_line_chooses_systems_and_place(tmp_path: Path) -> None:
+    both = bench.parser().parse_args(["meta", "--threads", "1,8", "--dir", str(tmp_path)])
+    assert both.threads == (1, 8)
+    assert [system.name for system in bench.chosen_systems(both)] == ["slicefs", "juicefs"]
+    assert bench.chosen_directory(both) == tmp_path
+    alone = bench.parser().parse_args(["all", "--only", "juicefs"])
+    assert [system.name for system in bench.chosen_systems(alone)] == ["juicefs"]
+    ours = bench.parser().parse_args(["all", "--peer", "none"])
+    assert [system.name for system in bench.chosen_systems(ours)] == ["slicefs"]

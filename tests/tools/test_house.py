@@ -1,0 +1,137 @@
+"""Each house rule fires on a small tree that breaks it, and a clean tree is silent."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import house
+
+DOC = '"""A module."""\n'
+CLEAN = {
+    "fsmeta/__init__.py": DOC,
+    "fsmeta/types.py": DOC + "import enum\n",
+    "fsmeta/runtime.py": DOC + "import time\n",
+    "fsmeta/engine.py": DOC + "from fsmeta import types\n",
+    "fsdata/__init__.py": DOC,
+    "fsdata/objects.py": DOC + "from fsmeta.types import X\nimport redis\n",
+    "fsclient/__init__.py": DOC,
+    "fsclient/vfs.py": DOC + "from fsmeta import engine\nfrom fsdata.objects import y\n",
+    "csi/__init__.py": DOC,
+    "csi/node.py": DOC + "from csi import x\nimport grpc\n",
+    "tools/bench.py": DOC + "import time\nimport fsclient.vfs\n",
+    "tests/test_x.py": DOC + "import random\nfrom tools import bench\ndef test_x(): ...\n",
+    "docs/notes.md": "x" * 200 + "\n",
+}
+
+
+def report(root: Path, files: dict[str, str]) -> list[str]:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    return [str(finding) for finding in house.findings(root)]
+
+
+def test_a_clean_tree_has_no_findings(tmp_path: Path) -> None:
+    assert report(tmp_path, CLEAN) == []
+
+
+def test_ignored_and_deleted_files_do_not_count(tmp_path: Path) -> None:
+    report(tmp_path, {".gitignore": "build/\n", "build/x.py": "", "gone.py": ""})
+    subprocess.run(["git", "-C", str(tmp_path), "add", "gone.py"], check=True)
+    (tmp_path / "gone.py").unlink()
+    assert house.findings(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("fsmeta/types.py", "import redis", "2: rank: rank 0 imports redis"),
+        ("fsmeta/errors.py", "import fsmeta.types", "2: rank: rank 0 imports fsmeta.types"),
+        ("fsmeta/__init__.py", "from . import engine", "2: rank: rank 0 imports fsmeta.engine"),
+        ("fsmeta/check.py", "from fsdata import objects", "2: rank: fsmeta may not import fsdata"),
+        ("fsdata/x.py", "from fsmeta import engine", "2: rank: fsdata may not import fsmeta.eng"),
+        (
+            "fsdata/x.py",
+            "def _f():\n    import fsclient",
+            "3: rank: fsdata may not import fsclient",
+        ),
+        (
+            "fsmeta/x.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fsclient import vfs",
+            "4: rank: fsmeta may not import fsclient.vfs",
+        ),
+        ("fsdata/x.py", "importlib.import_module('fsclient.vfs')", "2: rank: fsdata may not"),
+        ("fsclient/x.py", "import tools.bench", "2: rank: fsclient may not import tools.bench"),
+        ("csi/x.py", "from fsmeta.types import Ino", "2: rank: csi may not import fsmeta.types"),
+        ("tools/x.py", "import tests", "2: rank: tools may not import tests"),
+        ("fsclient/x.py", "from time import sleep", "2: seam: time is imported only by"),
+        ("fsmeta/x.py", "import threading", "2: seam: threading is imported only by"),
+        ("csi/x.py", "import random", "2: seam: random is imported only by"),
+        ("fsdata/x.py", "try:\n    pass\nexcept:\n    pass", "4: bare-except: name what"),
+        ("fsdata/x.py", "# TODO fix", "2: todo: say `TODO: what is missing"),
+        (
+            "fsdata/x.py",
+            "# FIXME: this is not a known mark",
+            "2: todo: write TODO instead of FIXME",
+        ),
+        ("fsdata/x.py", "x = '" + "y" * 96 + "'", "2: line-length: 102 characters"),
+        ("fsdata/x.py", "x = 1\n" * 499, "501: file-length: 501 lines"),
+        ("fsdata/x.py", "def _f():\n" + "    f()\n" * 70, "2: function-length: _f has 71 lines"),
+        ("fsdata/x.py", "def f():\n    pass", "2: docstring: f has no docstring"),
+        ("fsdata/x.py", "class C:\n    pass", "2: docstring: class C has no docstring"),
+        ("fsdata/x.py", "def broken(:", "2: syntax: invalid syntax"),
+        ("fsmeta/x.lua", "-- TODO", "2: todo: say `TODO"),
+    ],
+)
+def test_each_rule_fires(tmp_path: Path, path: str, body: str, expected: str) -> None:
+    found = report(tmp_path, {**CLEAN, path: DOC + body + "\n"})
+    assert any(line.startswith(f"{path}:{expected}") for line in found), found
+
+
+def test_a_module_needs_a_docstring(tmp_path: Path) -> None:
+    found = report(tmp_path, {"fsmeta/x.py": "x = 1\n"})
+    assert found == ["fsmeta/x.py:1: docstring: the module has no docstring"]
+
+
+def test_a_method_of_a_documented_protocol_needs_no_docstring(tmp_path: Path) -> None:
+    store = DOC + (
+        "from typing import Protocol\n"
+        "class Store(Protocol):\n    'A store.'\n    def read(self) -> None: ...\n"
+        "class Memory:\n    'In memory.'\n    def read(self) -> None: ...\n"
+        "    def size(self) -> int: ...\n"
+    )
+    found = report(tmp_path, {"fsmeta/store.py": store})
+    assert found == ["fsmeta/store.py:9: docstring: size has no docstring"]
+
+
+def test_a_cycle_through_a_function_is_found_once(tmp_path: Path) -> None:
+    files = {
+        "fsmeta/a.py": DOC + "import fsmeta.b\n",
+        "fsmeta/b.py": DOC + "def _f():\n    from . import c\n",
+        "fsmeta/c.py": DOC + "from fsmeta.a import x\n",
+    }
+    found = report(tmp_path, {**CLEAN, **files})
+    assert found == ["fsmeta/a.py:2: cycle: fsmeta.a → fsmeta.b → fsmeta.c → fsmeta.a"]
+
+
+def test_a_cycle_through_a_package_that_an_import_runs_is_found(tmp_path: Path) -> None:
+    files = {
+        "fsclient/fuse/__init__.py": DOC + "from fsclient.fuse.session import Session\n",
+        "fsclient/fuse/abi.py": DOC,
+        "fsclient/fuse/session.py": DOC + "import fsclient.vfs\n",
+        "fsclient/vfs.py": DOC + "from fsclient.fuse import abi\n",
+    }
+    (line,) = report(tmp_path, {**CLEAN, **files})
+    assert line.startswith("fsclient/fuse/__init__.py:2: cycle: fsclient.fuse → ")
+
+
+def test_main_exits_with_one_where_there_are_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(tmp_path, {"fsmeta/x.py": "x = 1\n"})
+    assert house.main([str(tmp_path)]) == 1
+    assert capsys.readouterr().out == "fsmeta/x.py:1: docstring: the module has no docstring\n"

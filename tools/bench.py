@@ -1,0 +1,174 @@
+"""Measure SliceFS against JuiceFS on this machine: `python -m tools.bench meta --threads 1,4`.
+
+Starts a Redis of its own, then takes turns: for each repeat and each system a fresh volume is
+formatted, mounted, worked on by the same client program and removed. So drifts of the machine hit
+both alike; the table shows medians over the repeats. `tools/benchlib/` holds the parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.benchlib import machine, redis, results
+from tools.benchlib.profile import SUFFIXES, Profiler
+from tools.benchlib.systems import JUICEFS, SLICEFS, System, adjusted
+from tools.benchlib.volume import Volume, mounted
+from tools.benchlib.workloads import WORKLOADS, Options
+
+ALL = ("meta", "bigfile", "smallfiles")
+MEMORY_STORE = Path("/dev/shm")  # so that a noisy disk is not what is measured
+DISK_STORE = Path("/tmp")
+BIGFILE_COPIES = 5  # two files in the store, as much in the cache, and some to spare
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
+    made.add_argument("workload", choices=[*WORKLOADS, "all"], help="all: " + ", ".join(ALL))
+    made.add_argument("--peer", choices=["juicefs", "none"], default="juicefs")
+    made.add_argument("--only", choices=["slicefs", "juicefs"], help="run one system alone")
+    made.add_argument("--threads", type=_numbers, default=(1, 4), help="of meta; 1,4")
+    made.add_argument("--count", type=int, help="names per thread, small files or random reads")
+    made.add_argument("--size-mib", type=int, default=1024, help="of the big file; 1024")
+    made.add_argument("--meta", choices=["redis", "sqlite"], default="redis")
+    made.add_argument("--repeat", type=int, default=3)
+    made.add_argument("--dir", type=Path, help="for store, cache and mounts; /dev/shm or /tmp")
+    made.add_argument("--json", type=Path, metavar="OUT", help="write every value there")
+    made.add_argument("--profile", type=Path, metavar="DIR", help="py-spy of our mounts")
+    made.add_argument("--profile-format", choices=SUFFIXES, default="flamegraph")
+    made.add_argument("--slicefs", default="", metavar="COMMAND", help="another slicefs to run")
+    made.add_argument("--format-options", default="", help="more options of slicefs format")
+    made.add_argument("--mount-options", default="", help="more options of slicefs mount")
+    return made
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
+
+
+def chosen_systems(arguments: argparse.Namespace) -> list[System]:
+    """The systems to measure, ours first."""
+    options = (arguments.slicefs, arguments.format_options, arguments.mount_options)
+    ours = adjusted(SLICEFS, *options)
+    if arguments.only:
+        return [ours if arguments.only == ours.name else JUICEFS]
+    return [ours] if arguments.peer == "none" else [ours, JUICEFS]
+
+
+def chosen_directory(arguments: argparse.Namespace) -> Path:
+    """Where stores go: --dir, or memory if all fits there, or the disk."""
+    if arguments.dir:
+        return Path(arguments.dir).resolve()
+    needed = arguments.size_mib * (1 << 20) * BIGFILE_COPIES
+    return MEMORY_STORE if machine.room_bytes(MEMORY_STORE) > needed else DISK_STORE
+
+
+def measure(
+    arguments: argparse.Namespace, systems: Sequence[System], workspace: Path
+) -> results.Results:
+    """Run all workloads on all systems, in turn."""
+    found = results.Results()
+    workloads = ALL if arguments.workload == "all" else (arguments.workload,)
+    with redis.running(workspace / "redis.log") as server:
+        options = Options(
+            arguments.threads,
+            arguments.count,
+            arguments.size_mib,
+            server if arguments.meta == "redis" else None,
+        )
+        for workload in workloads:
+            for repeat in range(arguments.repeat):
+                for system in systems:
+                    begin = time.monotonic()
+                    _measure_one(arguments, system, workspace, options, workload, found)
+                    took = f"{time.monotonic() - begin:.0f} s"
+                    _note(f"{workload} {repeat + 1}/{arguments.repeat} {system.name}: {took}")
+    return found
+
+
+def _measure_one(
+    arguments: argparse.Namespace,
+    system: System,
+    workspace: Path,
+    options: Options,
+    workload: str,
+    found: results.Results,
+) -> None:
+    database = workspace / f"{system.name}.db"
+    if options.redis:
+        options.redis.ask("flushdb", db=system.redis_db)
+    for file in workspace.glob(f"{database.name}*"):
+        file.unlink()
+    port = options.redis.port if options.redis else 0
+    url = system.meta_urls[arguments.meta].format(port=port, path=database)
+    profiler = None
+    if arguments.profile and system.name == SLICEFS.name:
+        profiler = Profiler(arguments.profile, workload, arguments.profile_format)
+    with Volume(system, workspace, url, profiler) as volume:
+        for metric in WORKLOADS[workload](volume, options):
+            found.add(workload, system.name, metric)
+
+
+def _note(message: str) -> None:
+    print(f"bench: {message}", file=sys.stderr, flush=True)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt  # so that SIGTERM unmounts as well
+
+
+def _write_json(
+    file: Path, facts: dict[str, object], rows: Sequence[results.Row], ours: str, peer: str
+) -> None:
+    content = {**facts, "results": results.as_json(rows, ours, peer)}
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def main(words: Sequence[str]) -> int:
+    """Measure, print the table, write the JSON; 1 if a system failed."""
+    arguments = parser().parse_args(words)
+    systems = chosen_systems(arguments)
+    directory = chosen_directory(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    facts: dict[str, object] = {
+        "command": "python -m tools.bench " + shlex.join(words),
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "store": str(directory),
+        "machine": machine.facts(systems),
+    }
+    workspace = Path(tempfile.mkdtemp(prefix="slicefs-bench-", dir=directory))
+    failed = False
+    try:
+        found = measure(arguments, systems, workspace)
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        _note(str(error))
+        failed = True
+    except KeyboardInterrupt:
+        _note("interrupted")
+        failed = True
+    finally:
+        if not any(mounted(workspace / system.name / "mnt") for system in systems):
+            shutil.rmtree(workspace, ignore_errors=True)
+    if failed:
+        return 1
+    print(f"store, cache and metadata in {directory}; medians of {arguments.repeat}")
+    for key, value in facts["machine"].items() if isinstance(facts["machine"], dict) else ():
+        print(f"  {key}: {value}")
+    print(results.table(found.rows, SLICEFS.name, JUICEFS.name))
+    if arguments.json:
+        _write_json(arguments.json, facts, found.rows, SLICEFS.name, JUICEFS.name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,153 @@
+"""What is run on each volume. A workload is a function from a mounted volume to metrics.
+
+Cold means a fresh mount with an emptied cache directory. Cached means that the client has the data
+but the kernel has not. Warm means that nothing was dropped. The object store's own files stay in
+the page cache throughout, for both systems alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tools.benchlib import client, machine
+from tools.benchlib.redis import Redis
+from tools.benchlib.results import RATE, Metric
+from tools.benchlib.volume import Volume
+
+GB = 1e9
+MIB = 1 << 20
+KIB = 1 << 10
+SMALL_FILE_BYTES = 100 * KIB
+SMALL_FILE_THREADS = 4
+RANDOM_READS = 2000
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says about the sizes of workloads; None means the default."""
+
+    threads: tuple[int, ...]
+    count: int | None
+    size_mib: int
+    redis: Redis | None  # None where the metadata is in SQLite
+
+    def count_or(self, default: int) -> int:
+        """--count, or `default`."""
+        return default if self.count is None else self.count
+
+
+Workload: TypeAlias = Callable[[Volume, Options], Iterator[Metric]]
+
+
+def meta(volume: Volume, options: Options) -> Iterator[Metric]:
+    """Metadata operations, each thread in its own directory and then all in one."""
+    for threads in options.threads:
+        for layout in ("own", "shared") if threads > 1 else ("own",):
+            label = f"{threads} threads, {layout} dir" if threads > 1 else "1 thread"
+            yield from _meta_once(volume, options, threads, layout, label)
+
+
+def _meta_once(
+    volume: Volume, options: Options, threads: int, layout: str, label: str
+) -> Iterator[Metric]:
+    root = volume.mountpoint / f"meta-{layout}-{threads}"
+    first = (root, threads, options.count_or(2000), layout)
+    names = {
+        "mkdir": ["mkdir"],
+        "rmdir": ["rmdir"],
+        "create": ["create+close"],
+        "stat": ["stat", "stat again"],
+        "open": ["open+close"],
+        "ls": ["readdir+lstat, fresh mount", "readdir+lstat again"],
+        "rename": ["rename"],
+        "unlink": ["unlink"],
+    }
+    phases = ["mkdir", "rmdir", "create", "stat", "stat", "open"]
+    timings = client.run("metaloop", *first, *phases)
+    volume.remount(keep_cache=True)
+    timings += client.run("metaloop", *first, "ls", "ls", "rename", "unlink")
+    for timing in timings:
+        yield Metric(f"{names[timing.phase].pop(0)}, {label}", timing.us_per_op, "µs/op")
+
+
+def bigfile(volume: Volume, options: Options) -> Iterator[Metric]:
+    """One large file: sequential writes and reads, then random reads."""
+    size = options.size_mib * MIB
+    for io, name in ((MIB, "1 MiB"), (128 * KIB, "128 KiB")):
+        path = volume.mountpoint / f"big-{io}"
+        machine.touch_memory(3 * size)
+        yield from _sequential(volume, f"write+fsync {name}", "write", path, size, io)
+    yield Metric("peak memory of the client, writing", volume.peak_rss_bytes() / MIB, "MiB")
+    path = volume.mountpoint / f"big-{MIB}"
+    volume.remount(keep_cache=False)
+    machine.touch_memory(3 * size)
+    yield from _sequential(volume, "read 1 MiB, cold", "read", path, MIB)
+    client.run("dataloop", "drop", path)
+    machine.touch_memory(size)
+    yield from _sequential(volume, "read 1 MiB, cached", "read", path, MIB)
+    yield from _sequential(volume, "read 1 MiB, warm", "read", path, MIB)
+    for io, name in ((4 * KIB, "4 KiB"), (128 * KIB, "128 KiB")):
+        volume.remount(keep_cache=False)
+        machine.touch_memory(2 * size)
+        arguments = ("random", path, io, options.count_or(RANDOM_READS), SEED)
+        for state in ("cold", "cached", "warm"):
+            if state == "cached":
+                client.run("dataloop", "drop", path)
+            (timing,) = client.run("dataloop", *arguments)
+            yield Metric(f"random read {name}, {state}", timing.us_per_op, "µs/op")
+    yield Metric("peak memory of the client, all", volume.peak_rss_bytes() / MIB, "MiB")
+
+
+def _sequential(volume: Volume, name: str, *arguments: object) -> Iterator[Metric]:
+    before = volume.cpu_seconds()
+    (timing,) = client.run("dataloop", *(str(argument) for argument in arguments))
+    spent = volume.cpu_seconds() - before
+    yield Metric(name, timing.mb_per_s, RATE)
+    yield Metric(name, spent / (timing.bytes / GB), "CPU s/GB")
+
+
+def smallfiles(volume: Volume, options: Options) -> Iterator[Metric]:
+    """Many files of 100 KiB: written, then read in shuffled order, by four threads."""
+    directory = volume.mountpoint / "small"
+    files = options.count_or(2000)
+    sizes = (directory, SMALL_FILE_THREADS, files, SMALL_FILE_BYTES)
+    machine.touch_memory(3 * files * SMALL_FILE_BYTES)
+    (timing,) = client.run("dataloop", "writemany", *sizes)
+    yield Metric("write+close 100 KiB", timing.us_per_op, "µs/op")
+    for state in ("cold", "cached", "warm"):
+        if state != "warm":
+            volume.remount(keep_cache=state == "cached")
+            machine.touch_memory(3 * files * SMALL_FILE_BYTES)
+        (timing,) = client.run("dataloop", "readmany", *sizes, SEED)
+        yield Metric(f"open+read+close 100 KiB, {state}", timing.us_per_op, "µs/op")
+    yield Metric("peak memory of the client", volume.peak_rss_bytes() / MIB, "MiB")
+
+
+def redis_memory(volume: Volume, options: Options) -> Iterator[Metric]:
+    """What Redis holds for one-block files, in directories of 1,000."""
+    if options.redis is None:
+        raise ValueError("redis-memory needs --meta redis")
+    files = options.count_or(100_000)
+    volume.umount()
+    before = options.redis.used_memory_bytes()
+    volume.mount()
+    threads = SMALL_FILE_THREADS
+    (timing,) = client.run(
+        "metaloop", volume.mountpoint / "fill", threads, files // threads, "own", "fill"
+    )
+    volume.umount()
+    used = options.redis.used_memory_bytes() - before
+    volume.mount()
+    yield Metric(f"Redis memory of {timing.ops:,} files", used / timing.ops, "B/file")
+    yield Metric("create+write+close 100 B, 4 threads", timing.us_per_op, "µs/op")
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "meta": meta,
+    "bigfile": bigfile,
+    "smallfiles": smallfiles,
+    "redis-memory": redis_memory,
+}

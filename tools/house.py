@@ -1,0 +1,52 @@
+"""The house rules that a program can check: `.venv/bin/python -m tools.house [ROOT]`.
+
+Called by `make check`. Prints one line a finding, `path:line: rule: message`, and exits with 1 if
+there are any. There is no allow-list: a rule that needs exceptions is a wrong rule. Commented-out
+code is left to ruff's ERA, which `make check` turns on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tools.houselib import imports, shape
+from tools.houselib.tree import Finding, Source, listed, load
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def findings(root: Path) -> list[Finding]:
+    """Everything in the git repository at `root` that breaks a house rule, in order."""
+    sources, broken = load(root, listed(root))
+    return sorted([*broken, *_tree_rules(sources), *_file_rules(sources)])
+
+
+def _tree_rules(sources: Sequence[Source]) -> Iterator[Finding]:
+    python = [source for source in sources if source.tree is not None]
+    modules = frozenset(source.module for source in python)
+    yield from imports.check_ranks(python, modules)
+    yield from imports.check_seam(python, modules)
+    yield from imports.check_cycles(python, modules)
+
+
+def _file_rules(sources: Sequence[Source]) -> Iterator[Finding]:
+    contracts = shape.protocol_methods(sources)
+    for source in sources:
+        yield from shape.check_sizes(source)
+        yield from shape.check_excepts(source)
+        yield from shape.check_todos(source)
+        yield from shape.check_docstrings(source, contracts)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the findings for the tree at `arguments[0]`, or for this repository."""
+    found = findings(Path(arguments[0]) if arguments else REPOSITORY)
+    for finding in found:
+        print(finding)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
