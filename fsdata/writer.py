@@ -320,7 +320,7 @@ class FileWriter:
         with self._cond:
             count = 0
             for piece in self._pending[:limit]:
-                if not piece.sealed:
+                if not piece.sealed or piece.unstored:
                     break
                 count += 1
             return self._pending[:count]

@@ -141,17 +141,19 @@ def mounted_session(root: Path) -> tuple[Mounted, Session]:
 def test_stop_answers_what_is_under_way(tmp_path: Path) -> None:
     """The mount outlives the session, and another session can go on serving it."""
     root = tmp_path / "mnt"
-    with_blocking = Blocking()
+    fs = Blocking()
+    # Nobody will answer the FLUSH of a reader that ends after the session.
+    fs.opened = Opened(0, direct_io=True, no_flush=True)
     root.mkdir()
     mounted = mount(str(root), "testvol")
     try:
-        session = with_blocking.session = Session(mounted, with_blocking, SystemRuntime())
+        session = fs.session = Session(mounted, fs, SystemRuntime())
         session.start()
         (root / "file").write_bytes(b"data")
         with reader(root) as process:
-            assert with_blocking.waiting.acquire(timeout=END_S)
+            assert fs.waiting.acquire(timeout=END_S)
             session.stop()
-            with_blocking.release_all()
+            fs.release_all()
             assert process.communicate()[0] == b"data"
         ended = threading.Thread(target=session.wait, daemon=True)
         ended.start()

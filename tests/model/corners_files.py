@@ -1,4 +1,4 @@
-"""Corners of open files and of attributes. Steps without an answer must succeed."""
+"""Corners of open files and of attributes. What only prepares must succeed."""
 
 from __future__ import annotations
 
@@ -242,8 +242,8 @@ ATTRIBUTES: dict[str, tuple[Line, ...]] = {
         no(ENODATA, GetXattr(b"/f", b"user.a"), ALICE),
         no(ENODATA, RemoveXattr(b"/f", b"user.a"), ALICE),
         no(ENODATA, SetXattr(b"/f", b"user.a", b"1", os.XATTR_REPLACE), ALICE),
-        ok(SetXattr(b"/f", b"user.a", b"", os.XATTRCREATE), ALICE),
-        no(EEXIST, SetXattr(b"/f", b"user.a", b"1", os.XATTRCREATE), ALICE),
+        ok(SetXattr(b"/f", b"user.a", b"", os.XATTR_CREATE), ALICE),
+        no(EEXIST, SetXattr(b"/f", b"user.a", b"1", os.XATTR_CREATE), ALICE),
         gives(b"", GetXattr(b"/f", b"user.a"), BOB),
         no(EINVAL, SetXattr(b"/missing", b"user.a", b"1", 4)),
         no(ERANGE, GetXattr(b"/missing", b"")),
@@ -252,7 +252,7 @@ ATTRIBUTES: dict[str, tuple[Line, ...]] = {
         no(EOPNOTSUPP, GetXattr(b"/f", b"other.a")),
         ok(Chmod(b"/f", 0)),
         no(EACCES, GetXattr(b"/f", b"other.a"), BOB),
-        no(EACCES, SetXattr(b"/f", b"user.a", b"1", os.XATTRCREATE), BOB),
+        no(EACCES, SetXattr(b"/f", b"user.a", b"1", os.XATTR_CREATE), BOB),
     ),
     "xattrs_of_others_than_files": (
         ok(Symlink(b"x", b"/l")),

@@ -1,4 +1,4 @@
-"""Corners of names: paths, creation, removal, links, rename. Steps without an answer must succeed."""
+"""Corners of names: paths, creation, removal, links, rename. What only prepares must succeed."""
 
 from __future__ import annotations
 

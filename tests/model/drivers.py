@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import posixpath
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,22 @@ from typing import Protocol, Self
 
 from tests.model.helper import RESET, WIPE
 from tests.model.model import ModelFS
-from tests.model.ops import ROOT, USERS, Op, Result, User
+from tests.model.ops import (
+    NOW,
+    ROOT,
+    USERS,
+    Chmod,
+    Chown,
+    Listdir,
+    ListXattr,
+    Op,
+    RemoveXattr,
+    Result,
+    Rmdir,
+    Unlink,
+    User,
+    Utimens,
+)
 from tests.model.tree import Sysctls
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -35,6 +51,31 @@ class Driver(Protocol):
 
     def close(self) -> None:
         """Let go of everything; idempotent."""
+
+
+def wipe(driver: Driver) -> None:
+    """`Driver.reset` in terms of operations; slots are closed already."""
+    _empty(driver, b"/")
+    found = driver.run(ROOT, ListXattr(b"/")).value
+    names = found if isinstance(found, tuple) else ()
+    for name in names:
+        assert isinstance(name, bytes)
+        driver.run(ROOT, RemoveXattr(b"/", name))
+    for op in (Chown(b"/", 0, 0), Chmod(b"/", 0o777), Utimens(b"/", NOW, NOW)):
+        result = driver.run(ROOT, op)
+        assert not result.errno, f"{op} → {result}"
+
+
+def _empty(driver: Driver, directory: bytes) -> None:
+    names = driver.run(ROOT, Listdir(directory)).value
+    assert isinstance(names, tuple), directory
+    for name in names:
+        assert isinstance(name, bytes)
+        path = posixpath.join(directory, name)
+        if driver.run(ROOT, Unlink(path)).errno:
+            _empty(driver, path)
+            result = driver.run(ROOT, Rmdir(path))
+            assert not result.errno, f"rmdir {path!r} → {result}"
 
 
 class ModelDriver:

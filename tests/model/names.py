@@ -99,7 +99,7 @@ def unlink(tree: Tree, user: User, path: bytes) -> None:
     _drop(tree, last.parent, last.name)
 
 
-_RMDIR_ODD = {
+RMDIR_ODD = {
     LastKind.DOT: errno.EINVAL,
     LastKind.DOTDOT: errno.ENOTEMPTY,
     LastKind.ROOT: errno.EBUSY,
@@ -111,7 +111,7 @@ def rmdir(tree: Tree, user: User, path: bytes) -> None:
     walk = Walk(tree, user)
     last = walk.parent(path)
     if last.kind is not LastKind.NORM:
-        fail(_RMDIR_ODD[last.kind])
+        fail(RMDIR_ODD[last.kind])
     inode = walk.find(last)
     if inode is None:
         fail(errno.ENOENT)
