@@ -10,7 +10,18 @@ import struct
 from typing import Protocol
 
 from fsmeta.errors import Conflict, Corrupt, Fenced, LimitExceeded, NotEmpty
-from fsmeta.store import FENCE_FIELD, Commit, Op, Part, Set
+from fsmeta.store import (
+    ADD,
+    APPEND,
+    DELETE,
+    DELETE_ROW,
+    FENCE_FIELD,
+    MERGE,
+    PUT,
+    Commit,
+    Parts,
+    Write,
+)
 
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
@@ -56,28 +67,29 @@ def _already_applied(view: View, commit: Commit, fence: bytes) -> bool:
     return bool(seen == commit.sequence)
 
 
-def _apply_write(view: View, write: tuple[object, ...]) -> None:
-    match write:
-        case (Op.PUT, bytes(row), bytes(field), bytes(value)):
-            view.put(row, field, value)
-        case (Op.DELETE, bytes(row), bytes(field)):
-            view.delete(row, field)
-        case (Op.DELETE_ROW, bytes(row)):
-            view.delete_row(row)
-        case (Op.ADD, bytes(row), bytes(field), int(delta), int(limit), str(tag)):
-            value = add_decimal(row, field, view.get(row, field), delta)
-            if limit and delta > 0 and int(value) > limit:
-                raise LimitExceeded(tag)
-            view.put(row, field, value)
-        case (Op.APPEND, bytes(row), bytes(field), bytes(suffix)):
-            view.put(row, field, (view.get(row, field) or b"") + suffix)
-        case (Op.MERGE, bytes(row), bytes(field), tuple(parts)):
-            record = view.get(row, field)
-            if record is None:
-                raise Conflict(f"{row!r} {field!r} is gone")
-            view.put(row, field, merge(record, parts))
-        case _:
-            raise AssertionError(f"unknown write {write!r}")
+def _apply_write(view: View, write: Write) -> None:
+    op, row = write[:2]
+    if op == PUT:
+        view.put(row, write[2], write[3])
+    elif op == DELETE:
+        view.delete(row, write[2])
+    elif op == DELETE_ROW:
+        view.delete_row(row)
+    elif op == ADD:
+        _, _, field, delta, limit, tag, _ = write
+        value = add_decimal(row, field, view.get(row, field), int(delta))
+        if int(limit) and int(delta) > 0 and int(value) > int(limit):
+            raise LimitExceeded(tag)
+        view.put(row, field, value)
+    elif op == APPEND:
+        view.put(row, write[2], (view.get(row, write[2]) or b"") + write[3])
+    elif op == MERGE:
+        record = view.get(row, write[2])
+        if record is None:
+            raise Conflict(f"{row!r} {write[2]!r} is gone")
+        view.put(row, write[2], merge(record, write[3:]))
+    else:
+        raise AssertionError(f"unknown write {write!r}")
 
 
 def add_decimal(row: bytes, field: bytes, value: bytes | None, delta: int) -> bytes:
@@ -91,14 +103,14 @@ def add_decimal(row: bytes, field: bytes, value: bytes | None, delta: int) -> by
         raise Corrupt(row, field, f"counter {value!r}") from error
 
 
-def merge(record: bytes, parts: tuple[Part, ...]) -> bytes:
+def merge(record: bytes, parts: Parts) -> bytes:
     """`record` with the parts of a MERGE changed."""
     changed = bytearray(record)
-    for part in parts:
-        if isinstance(part, Set):
-            changed[part.at : part.at + len(part.value)] = part.value
+    for at, part in zip(parts[::2], parts[1::2], strict=True):
+        assert isinstance(at, int)
+        if isinstance(part, bytes):
+            changed[at : at + len(part)] = part
         else:
-            word = _U32.unpack_from(record, part.at)[0] + part.delta
-            _U32.pack_into(changed, part.at, word)
+            _U32.pack_into(changed, at, _U32.unpack_from(record, at)[0] + part)
     assert len(changed) == len(record)
     return bytes(changed)

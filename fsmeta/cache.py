@@ -8,7 +8,10 @@ What comes back from the store may be overtaken, by the news that others have ch
 commit of our own. So whoever is about to read or commit takes a `mark`, and what has changed since
 that mark is not stored.
 
-Threading: `get` takes no lock (two dict look-ups, each atomic); everything else takes `_lock`.
+A row that is known to have been empty once is *complete*: what is not remembered of it is absent.
+So nobody needs to ask whether a name is free in a directory that was made here.
+
+Threading: `get` takes no lock (a few look-ups, each atomic); everything else takes `_lock`.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from typing import Final, NamedTuple
 
 from fsmeta.apply import merge
 from fsmeta.runtime import Runtime
-from fsmeta.store import Op, Write, is_table
+from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Write, is_table
 
 ROWS_MAX: Final = 100_000  # about 60 MB with two small records a row
+ROW_FIELDS_MAX: Final = 20_000  # of one row, say a directory's names: about 4 MB
 _CHANGES_REMEMBERED: Final = 4096  # changes while one request is under way; more forget everything
 
 
@@ -78,6 +82,7 @@ class RowCache:
         self._lock = runtime.lock()
         self._rows: dict[bytes, dict[bytes, bytes | None]] = {}  # written under _lock
         self._vouched: set[bytes] = set()  # written under _lock
+        self._complete: set[bytes] = set()  # rows of which we know every field; under _lock
         self._others = _Changes()  # written under _lock
         self._own = _Changes()  # written under _lock
 
@@ -86,7 +91,12 @@ class RowCache:
         if need_vouched and row not in self._vouched:
             return MISSING
         fields = self._rows.get(row)
-        return MISSING if fields is None else fields.get(field, MISSING)
+        if fields is None:
+            return MISSING
+        value = fields.get(field, MISSING)
+        if value is MISSING and row in self._complete:
+            return None
+        return value
 
     def is_vouched(self, row: bytes) -> bool:
         """Whether the store has promised to tell us when others change `row`."""
@@ -108,8 +118,7 @@ class RowCache:
         with self._lock:
             for row in rows:
                 self._others.add(row)
-                self._rows.pop(row, None)
-                self._vouched.discard(row)
+                self._discard(row)
 
     def forget(self) -> None:
         """Anything may have changed."""
@@ -117,54 +126,75 @@ class RowCache:
             self._others.add_everything()
             self._rows.clear()
             self._vouched.clear()
+            self._complete.clear()
 
     def settle(
-        self,
-        mark: Mark,
-        checks: Iterable[tuple[bytes, bytes, bytes | None]],
-        writes: Sequence[Write],
-        vouched: bool,
+        self, mark: Mark, empties: Sequence[bytes], writes: Sequence[Write], vouched: bool
     ) -> None:
-        """The commit that began at `mark` applied: what it checked and wrote is how things are."""
+        """The commit that began at `mark` applied: rows that were empty, and what it wrote."""
         with self._lock:
-            known: dict[bytes, dict[bytes, bytes | None]] = {}
-            for row, field, value in checks:
-                known.setdefault(row, {})[field] = value
+            for row in empties:
+                self._discard(row)
+                self._begin(row, vouched)
+                self._complete.add(row)
+            alone = self._own.count == mark.own
             for write in writes:
-                self._follow(known, write)
-            for row, fields in known.items():
-                self._store(mark, row, fields, vouched)
+                row, field = write[1], write[2] if len(write) > 2 else b""
+                if len(row) > 1:
+                    fields = self._rows.get(row)
+                    if fields is None:
+                        fields = self._begin(row, vouched)
+                    if alone or not self._own.hit(mark.own, row, field):
+                        self._follow(fields, write)
+                    else:
+                        self._unlearn(row, fields, field)
             for write in writes:
                 self._own.add(write[1], write[2] if len(write) > 2 else b"")
+            if self._others.count != mark.others:
+                for row in {write[1] for write in writes}.union(empties):
+                    if self._others.hit(mark.others, row, b""):
+                        self._discard(row)
 
-    def _follow(
-        self, known: dict[bytes, dict[bytes, bytes | None]], write: tuple[object, ...]
-    ) -> None:
-        """Let one applied write show in `known`; forget a field it changed unseen."""
-        match write:
-            case (Op.PUT, bytes(row), bytes(field), bytes(value)):
-                known.setdefault(row, {})[field] = value
-            case (Op.DELETE, bytes(row), bytes(field)):
-                known.setdefault(row, {})[field] = None
-            case (Op.DELETE_ROW, bytes(row)):
-                known.pop(row, None)
-                self._rows.pop(row, None)
-                self._vouched.discard(row)
-            case (Op.APPEND, bytes(row), bytes(field), bytes(suffix)):
-                before = self._take(known, row, field)
-                if not isinstance(before, Missing):
-                    known.setdefault(row, {})[field] = (before or b"") + suffix
-            case (Op.MERGE, bytes(row), bytes(field), tuple(parts)):
-                before = self._take(known, row, field)
-                if isinstance(before, bytes):
-                    known.setdefault(row, {})[field] = merge(before, parts)
+    def _begin(self, row: bytes, vouched: bool) -> dict[bytes, bytes | None]:
+        """A row that we know nothing of but what we have just written."""
+        fields: dict[bytes, bytes | None] = {}
+        self._rows[row] = fields
+        if vouched:
+            self._vouched.add(row)
+        if len(self._rows) > self._rows_max:
+            self._evict()
+        return fields
 
-    def _take(
-        self, known: dict[bytes, dict[bytes, bytes | None]], row: bytes, field: bytes
-    ) -> bytes | Missing | None:
-        """Remove and return what is known of a field, first in `known`, then in the cache."""
-        cached = self._rows.get(row, {}).pop(field, MISSING)
-        return known.get(row, {}).pop(field, cached)
+    def _follow(self, fields: dict[bytes, bytes | None], write: Write) -> None:
+        """Let one applied write show."""
+        op, row = write[:2]
+        if op == PUT:
+            fields[write[2]] = write[3]
+            if len(fields) > ROW_FIELDS_MAX:
+                self._discard(row)
+        elif op == DELETE:
+            fields[write[2]] = None
+        elif op == DELETE_ROW:
+            self._discard(row)
+        else:
+            before = fields.pop(write[2], MISSING)
+            if op == MERGE and isinstance(before, bytes):
+                fields[write[2]] = merge(before, write[3:])
+            elif op == APPEND and not isinstance(before, Missing):
+                fields[write[2]] = (before or b"") + write[3]
+
+    def _unlearn(self, row: bytes, fields: dict[bytes, bytes | None], field: bytes) -> None:
+        """A field that two requests of ours brought at once: which came last is not known."""
+        if field:
+            fields.pop(field, None)
+            self._complete.discard(row)
+        else:
+            self._discard(row)
+
+    def _discard(self, row: bytes) -> None:
+        self._rows.pop(row, None)
+        self._vouched.discard(row)
+        self._complete.discard(row)
 
     def _store(
         self, mark: Mark, row: bytes, fields: Mapping[bytes, bytes | None], vouched: bool
@@ -172,21 +202,20 @@ class RowCache:
         if is_table(row):
             return
         if self._others.hit(mark.others, row, b""):
-            self._rows.pop(row, None)
-            self._vouched.discard(row)
+            self._discard(row)
             return
         old = self._rows.get(row)
         if old is None or (vouched and row not in self._vouched):
             # what was known before the store's promise may be stale; only `fields` is vouched for
-            old = self._rows[row] = {}
+            self._discard(row)
+            old = self._begin(row, vouched)
+        elif len(old) > ROW_FIELDS_MAX:
+            old.clear()
+            self._complete.discard(row)
         if self._own.count == mark.own:
             old.update(fields)
         else:
             self._update_unless_overtaken(old, mark, row, fields)
-        if vouched:
-            self._vouched.add(row)
-        if len(self._rows) > self._rows_max:
-            self._evict()
 
     def _update_unless_overtaken(
         self,
@@ -197,12 +226,11 @@ class RowCache:
     ) -> None:
         for field, value in fields.items():
             if self._own.hit(mark.own, row, field):
-                old.pop(field, None)
+                self._unlearn(row, old, field)
             else:
                 old[field] = value
 
     def _evict(self) -> None:
         """Forget the oldest eighth; insertion order is near enough to age."""
         for row in list(self._rows)[: self._rows_max // 8 + 1]:
-            del self._rows[row]
-            self._vouched.discard(row)
+            self._discard(row)

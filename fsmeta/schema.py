@@ -42,7 +42,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from fsmeta.errors import Corrupt
-from fsmeta.store import AddU32, Key, Set
+from fsmeta.store import Key, Parts
 from fsmeta.types import (
     CHUNK_BYTES,
     Attr,
@@ -151,7 +151,6 @@ assert _VOLATILE.size == 45
 _ATTR_V1: Final = 1
 _VOLATILE_V1: Final = 1
 _NLINK_AT: Final = 9
-_ATIME_AT: Final = 21
 _MTIME_AT: Final = 29
 _CTIME_AT: Final = 37
 _EPOCH: Final = 1 << 63  # times are stored unsigned with this bias, so years before 1970 sort too
@@ -233,26 +232,20 @@ def unpack_inode(ino: Ino, a: bytes, v: bytes) -> Attr:
 _TYPES: Final = frozenset(int(kind) for kind in FileType)
 
 
-def touch_parts(now_ns: int, nlink_delta: int = 0) -> tuple[Set | AddU32, ...]:
+def touch_parts(now_ns: int, nlink_delta: int = 0) -> Parts:
     """A MERGE into `v` that sets mtime and ctime and moves the link count.
 
     The last commit wins, even with an earlier clock: a change that left mtime as it was would be
     missed by whoever compares times.
     """
     stamp = pack_u64(now_ns + _EPOCH)
-    times = Set(_MTIME_AT, stamp + stamp)
-    return (times, AddU32(_NLINK_AT, nlink_delta)) if nlink_delta else (times,)
+    times = (_MTIME_AT, stamp + stamp)
+    return (*times, _NLINK_AT, nlink_delta) if nlink_delta else times
 
 
-def ctime_parts(now_ns: int, nlink_delta: int = 0) -> tuple[Set | AddU32, ...]:
-    """A MERGE into `v` that sets only ctime and moves the link count."""
-    ctime = Set(_CTIME_AT, pack_u64(now_ns + _EPOCH))
-    return (ctime, AddU32(_NLINK_AT, nlink_delta)) if nlink_delta else (ctime,)
-
-
-def atime_parts(atime_ns: int) -> tuple[Set, ...]:
-    """A MERGE into `v` that sets only atime."""
-    return (Set(_ATIME_AT, pack_u64(atime_ns + _EPOCH)),)
+def ctime_parts(now_ns: int) -> Parts:
+    """A MERGE into `v` that sets only ctime."""
+    return _CTIME_AT, pack_u64(now_ns + _EPOCH)
 
 
 def attr_keys(ino: int) -> tuple[Key, Key]:

@@ -9,8 +9,8 @@ A commit holds
   remembers the last sequence applied, so that a commit sent twice is applied once;
 - checks: values (or absences) the verb relied on; any difference is a `Conflict`;
 - empties: rows that must hold no field, else `NotEmpty` (checks come first);
-- writes: see `Op`. `MERGE` and `ADD` need no read beforehand, which is what lets a thousand clients
-  create files in one directory without ever conflicting.
+- writes: see PUT and its like. MERGE and ADD need no read beforehand, which is what lets a
+  thousand clients create files in one directory without ever conflicting.
 
 Rows whose names are one byte are tables of the whole volume: every client changes them, so no
 client is told of their changes and none remembers what it read there.
@@ -21,8 +21,22 @@ Threading: every method may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import IntEnum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+FENCE_FIELD: Final = b"a"
+SCAN_PAGE: Final = 1000  # fields a page: ~100 kB, a few ms of any engine
+COMMIT_OPS_MAX: Final = 4096  # checks and writes together; a commit blocks Redis while it runs
+
+# What a write does; a write is the tuple given here, in the shape that engines send and apply.
+PUT: Final = 0  # (PUT, row, field, value)
+DELETE: Final = 1  # (DELETE, row, field)
+DELETE_ROW: Final = 2  # (DELETE_ROW, row)
+ADD: Final = 3  # (ADD, row, field, delta, limit, tag, -delta): decimal text; limit b"0" is none
+APPEND: Final = 4  # (APPEND, row, field, suffix): an absent value counts as empty
+# (MERGE, row, field, at, part, …): change parts of a record that must exist, else Conflict. Bytes
+# overwrite what is at offset `at`; an int is added to the big-endian 32-bit word there. A commit
+# merges into one field only once.
+MERGE: Final = 5
 
 
 def is_table(row: bytes) -> bool:
@@ -31,44 +45,8 @@ def is_table(row: bytes) -> bool:
 
 
 Key: TypeAlias = tuple[bytes, bytes]
-
-FENCE_FIELD = b"a"
-SCAN_PAGE = 1000  # fields a page: ~100 kB, a few ms of any engine
-COMMIT_OPS_MAX = 4096  # checks and writes together; a commit blocks Redis while it runs
-
-
-class Op(IntEnum):
-    """What a write does. The tuple that follows the code is given with each."""
-
-    PUT = 0  # (row, field, value)
-    DELETE = 1  # (row, field)
-    DELETE_ROW = 2  # (row,)
-    ADD = 3  # (row, field, delta, limit, tag): decimal counter; limit 0 means none
-    APPEND = 4  # (row, field, suffix): an absent value counts as empty
-    MERGE = 5  # (row, field, parts): change parts of a record that must exist, else Conflict
-
-
-class Set(NamedTuple):
-    """Part of a MERGE: overwrite the bytes at `at`."""
-
-    at: int
-    value: bytes
-
-
-class AddU32(NamedTuple):
-    """Part of a MERGE: add to the big-endian 32-bit word at `at`."""
-
-    at: int
-    delta: int
-
-
-Part: TypeAlias = Set | AddU32
-Put: TypeAlias = tuple[Op, bytes, bytes, bytes]
-Delete: TypeAlias = tuple[Op, bytes, bytes]
-DeleteRow: TypeAlias = tuple[Op, bytes]
-Add: TypeAlias = tuple[Op, bytes, bytes, int, int, str]
-Merge: TypeAlias = tuple[Op, bytes, bytes, tuple[Part, ...]]
-Write: TypeAlias = Put | Delete | DeleteRow | Add | Merge
+Parts: TypeAlias = tuple[int | bytes, ...]
+Write: TypeAlias = tuple[Any, ...]
 
 
 class Commit(NamedTuple):

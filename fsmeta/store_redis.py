@@ -7,7 +7,7 @@ wants to hear of changes; all keys of a volume are on one server.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import resources
 from typing import Any, Final, cast
 
@@ -32,10 +32,8 @@ from fsmeta.store import (
     Commit,
     Key,
     Listener,
-    Op,
     Page,
     RowPage,
-    Set,
     Store,
     is_table,
 )
@@ -148,14 +146,12 @@ class RedisStore:
         return RowPage(rows, None if following == b"0" else following)
 
     def commit(self, commit: Commit) -> None:
+        fence, worker, sequence, checks, empties, writes = commit
         flat: list[object] = []
-        for row, field, value in commit.checks:
+        for row, field, value in checks:
             flat += (row, field, False if value is None else value)
-        writes = [_pack_write(write) for write in commit.writes]
-        sequence = commit.sequence.to_bytes(8, "big")
-        body = [commit.fence or False, commit.worker, sequence, flat, list(commit.empties), writes]
-        changes = bool(commit.writes)
-        reply = self._run(_COMMIT, self._main, _watched(commit), (_msgpack(body),), changes)
+        body = (fence or False, worker, sequence.to_bytes(8, "big"), flat, empties, writes)
+        reply = self._run(_COMMIT, self._main, _watched(commit), (_msgpack(body),), bool(writes))
         if reply:
             raise _refusal(reply)
 
@@ -188,7 +184,7 @@ class RedisStore:
         self,
         script: _Script,
         channel: Channel,
-        keys: Sequence[bytes],
+        keys: Collection[bytes],
         arguments: tuple[bytes, ...],
         changes: bool = False,
     ) -> Any:
@@ -199,25 +195,12 @@ class RedisStore:
             return self._ask(channel, (b"EVAL", script.source, *tail), changes)
 
 
-def _watched(commit: Commit) -> list[bytes]:
+def _watched(commit: Commit) -> set[bytes]:
     """The rows of a commit that this client will remember, and so wants to hear of."""
-    rows = dict.fromkeys(check[0] for check in commit.checks)
-    rows.update(dict.fromkeys(write[1] for write in commit.writes))
-    return [row for row in rows if not is_table(row)]
-
-
-def _pack_write(write: tuple[object, ...]) -> tuple[object, ...]:
-    match write:
-        case (Op.MERGE, row, field, tuple(parts)):
-            flat: list[object] = []
-            for part in parts:
-                flat += (part.at, part.value if isinstance(part, Set) else part.delta)
-            return (int(Op.MERGE), row, field, *flat)
-        case (Op.ADD, row, field, int(delta), int(limit), tag):
-            return (int(Op.ADD), row, field, b"%d" % delta, b"%d" % limit, tag, b"%d" % -delta)
-        case (Op() as code, *rest):
-            return (int(code), *rest)
-    raise AssertionError(f"unknown write {write!r}")
+    rows = {check[0] for check in commit.checks}
+    rows.update(write[1] for write in commit.writes)
+    rows.update(commit.empties)
+    return {row for row in rows if len(row) > 1}
 
 
 def _refusal(reply: int | bytes) -> Exception:
@@ -228,7 +211,8 @@ def _refusal(reply: int | bytes) -> Exception:
 
 
 def _msgpack(body: object) -> bytes:
-    return bytes(msgpack.packb(body, use_bin_type=False))
+    packed: bytes = msgpack.packb(body, use_bin_type=False)
+    return packed
 
 
 def _glob_escape(prefix: bytes) -> bytes:

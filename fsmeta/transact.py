@@ -29,7 +29,20 @@ from fsmeta.errors import (
     Unavailable,
 )
 from fsmeta.runtime import Runtime
-from fsmeta.store import COMMIT_OPS_MAX, Commit, Key, Op, Part, Store, Write
+from fsmeta.store import (
+    ADD,
+    APPEND,
+    COMMIT_OPS_MAX,
+    DELETE,
+    DELETE_ROW,
+    MERGE,
+    PUT,
+    Commit,
+    Key,
+    Parts,
+    Store,
+    Write,
+)
 
 T = TypeVar("T")
 
@@ -135,24 +148,24 @@ class Txn:
         self.reads[(row, field)] = value
 
     def put(self, row: bytes, field: bytes, value: bytes) -> None:
-        self.writes.append((Op.PUT, row, field, value))
+        self.writes.append((PUT, row, field, value))
 
     def delete(self, row: bytes, field: bytes) -> None:
-        self.writes.append((Op.DELETE, row, field))
+        self.writes.append((DELETE, row, field))
 
     def delete_row(self, row: bytes) -> None:
-        self.writes.append((Op.DELETE_ROW, row))
+        self.writes.append((DELETE_ROW, row))
 
     def add(self, row: bytes, field: bytes, delta: int, limit: int = 0, tag: str = "") -> None:
         """Move a decimal counter; past `limit` the commit fails with the errno named `tag`."""
         if delta:
-            self.writes.append((Op.ADD, row, field, delta, limit, tag))
+            self.writes.append((ADD, row, field, b"%d" % delta, b"%d" % limit, tag, b"%d" % -delta))
 
     def append(self, row: bytes, field: bytes, suffix: bytes) -> None:
-        self.writes.append((Op.APPEND, row, field, suffix))
+        self.writes.append((APPEND, row, field, suffix))
 
-    def merge(self, row: bytes, field: bytes, parts: tuple[Part, ...]) -> None:
-        self.writes.append((Op.MERGE, row, field, parts))
+    def merge(self, row: bytes, field: bytes, parts: Parts) -> None:
+        self.writes.append((MERGE, row, field, *parts))
 
     def require_empty(self, row: bytes) -> None:
         """The commit fails unless `row` has no field."""
@@ -276,7 +289,7 @@ class Transactor:
             raise
         self._idle.append(worker)
         self.counters.commits += 1
-        self.cache.settle(mark, checks, txn.writes, self.store.vouches())
+        self.cache.settle(mark, txn.empties, txn.writes, self.store.vouches())
 
     def _send(self, commit: Commit) -> None:
         """Commit; once an answer was lost, repeat until the store says what became of it."""

@@ -52,6 +52,7 @@ class Crew:
         self.ended = runtime.event()
 
     def start(self) -> None:
+        """Start the threads that always serve. Call once."""
         self._live = self._least
         for slot in range(self._least):
             self._spawn(slot)

@@ -32,23 +32,23 @@ _DIRENTPLUS_MAX: Final = abi.align8(abi.DIRENTPLUS.size + NAME_MAX)
 _WRITE_DATA: Final = BODY + abi.WRITE_IN.size
 
 
-def parse_create(view: memoryview, end: int) -> tuple[bytes, int, int]:
+def _parse_create(view: memoryview, end: int) -> tuple[bytes, int, int]:
     flags, mode, _umask, _open_flags = abi.CREATE_IN.unpack_from(view, BODY)
     return name_at(view, BODY + abi.CREATE_IN.size, end), mode, flags
 
 
-def create(
+def _create(
     fs: FileSystem, caller: Caller, parent: Ino, name: bytes, mode: int, flags: int
 ) -> bytes:
     return pack.create_out(*fs.create(caller, parent, name, mode, flags))
 
 
-def parse_open(view: memoryview, _end: int) -> tuple[int, bool]:
+def _parse_open(view: memoryview, _end: int) -> tuple[int, bool]:
     flags, open_flags = abi.OPEN_IN.unpack_from(view, BODY)
     return flags, bool(open_flags & OPEN_KILL_SUIDGID)
 
 
-def open_(fs: FileSystem, caller: Caller, ino: Ino, flags: int, kill_suid: bool) -> bytes:
+def _open(fs: FileSystem, caller: Caller, ino: Ino, flags: int, kill_suid: bool) -> bytes:
     if not kill_suid:
         return pack.open_out(fs.open(caller, ino, flags))
     return pack.open_out(_open_and_truncate(fs, caller, ino, flags))
@@ -65,21 +65,21 @@ def _open_and_truncate(fs: FileSystem, caller: Caller, ino: Ino, flags: int) -> 
     return opened
 
 
-def parse_read(view: memoryview, _end: int) -> tuple[int, int, int]:
+def _parse_read(view: memoryview, _end: int) -> tuple[int, int, int]:
     fh, offset, size, _read_flags, _owner, _flags = abi.READ_IN.unpack_from(view, BODY)
     return fh, offset, size
 
 
-def read(fs: FileSystem, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Answer:
+def _read(fs: FileSystem, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Answer:
     return fs.read(caller, ino, fh, offset, size)
 
 
-def parse_write(view: memoryview, end: int) -> tuple[int, int, memoryview, bool]:
+def _parse_write(view: memoryview, end: int) -> tuple[int, int, memoryview, bool]:
     fh, offset, _size, flags, _owner, _flags = abi.WRITE_IN.unpack_from(view, BODY)
     return fh, offset, view[_WRITE_DATA:end], bool(flags & WRITE_KILL_SUIDGID)
 
 
-def write(
+def _write(
     fs: FileSystem,
     caller: Caller,
     ino: Ino,
@@ -91,45 +91,47 @@ def write(
     return abi.WRITE_OUT.pack(fs.write(caller, ino, fh, offset, data, kill_suid))
 
 
-def parse_flush(view: memoryview, _end: int) -> tuple[int]:
+def _parse_flush(view: memoryview, _end: int) -> tuple[int]:
     fh, _owner = abi.FLUSH_IN.unpack_from(view, BODY)
     return (fh,)
 
 
-def flush(fs: FileSystem, caller: Caller, ino: Ino, fh: int) -> bytes:
+def _flush(fs: FileSystem, caller: Caller, ino: Ino, fh: int) -> bytes:
     fs.flush(caller, ino, fh)
     return b""
 
 
-def parse_fsync(view: memoryview, _end: int) -> tuple[int, bool]:
+def _parse_fsync(view: memoryview, _end: int) -> tuple[int, bool]:
     fh, flags = abi.FSYNC_IN.unpack_from(view, BODY)
     return fh, bool(flags & FSYNC_FDATASYNC)
 
 
-def fsync(fs: FileSystem, caller: Caller, ino: Ino, fh: int, data_only: bool) -> bytes:
+def _fsync(fs: FileSystem, caller: Caller, ino: Ino, fh: int, data_only: bool) -> bytes:
     fs.fsync(caller, ino, fh, data_only)
     return b""
 
 
-def parse_release(view: memoryview, _end: int) -> tuple[int]:
+def _parse_release(view: memoryview, _end: int) -> tuple[int]:
     fh, _flags, _release_flags, _owner = abi.RELEASE_IN.unpack_from(view, BODY)
     return (fh,)
 
 
-def release(fs: FileSystem, _caller: Caller, ino: Ino, fh: int) -> bytes:
+def _release(fs: FileSystem, _caller: Caller, ino: Ino, fh: int) -> bytes:
     fs.release(ino, fh)
     return b""
 
 
-def opendir(fs: FileSystem, caller: Caller, ino: Ino, _flags: int, _kill_suid: bool) -> bytes:
+def _opendir(fs: FileSystem, caller: Caller, ino: Ino, _flags: int, _kill_suid: bool) -> bytes:
     return pack.open_out(fs.opendir(caller, ino))
 
 
-def readdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int) -> bytes:
+def _readdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int) -> bytes:
     return _page(fs.readdir(caller, ino, fh, cookie, False), size, _DIRENT_MAX, _dirent)
 
 
-def readdirplus(fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int) -> bytes:
+def _readdirplus(
+    fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int
+) -> bytes:
     return _page(fs.readdir(caller, ino, fh, cookie, True), size, _DIRENTPLUS_MAX, _direntplus)
 
 
@@ -166,34 +168,34 @@ def _page(
     return b"".join(page)
 
 
-def fsyncdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, _data_only: bool) -> bytes:
+def _fsyncdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, _data_only: bool) -> bytes:
     fs.fsyncdir(caller, ino, fh)
     return b""
 
 
-def releasedir(fs: FileSystem, _caller: Caller, ino: Ino, fh: int) -> bytes:
+def _releasedir(fs: FileSystem, _caller: Caller, ino: Ino, fh: int) -> bytes:
     fs.releasedir(ino, fh)
     return b""
 
 
-def nothing(_fs: FileSystem, _caller: Caller, _ino: Ino) -> bytes:
+def _nothing(_fs: FileSystem, _caller: Caller, _ino: Ino) -> bytes:
     """DESTROY, SYNCFS: fsync(2) and the unmount command do the work."""
     return b""
 
 
 OPERATIONS: Final[Mapping[Opcode, Operation]] = {
-    Opcode.CREATE: Operation("create", parse_create, create),
-    Opcode.OPEN: Operation("open", parse_open, open_),
-    Opcode.READ: Operation("read", parse_read, read),
-    Opcode.WRITE: Operation("write", parse_write, write),
-    Opcode.FLUSH: Operation("flush", parse_flush, flush),
-    Opcode.FSYNC: Operation("fsync", parse_fsync, fsync),
-    Opcode.RELEASE: Operation("release", parse_release, release),
-    Opcode.OPENDIR: Operation("opendir", parse_open, opendir),
-    Opcode.READDIR: Operation("readdir", parse_read, readdir),
-    Opcode.READDIRPLUS: Operation("readdirplus", parse_read, readdirplus),
-    Opcode.FSYNCDIR: Operation("fsyncdir", parse_fsync, fsyncdir),
-    Opcode.RELEASEDIR: Operation("releasedir", parse_release, releasedir),
-    Opcode.SYNCFS: Operation("syncfs", no_args, nothing),
-    Opcode.DESTROY: Operation("destroy", no_args, nothing),
+    Opcode.CREATE: Operation("create", _parse_create, _create),
+    Opcode.OPEN: Operation("open", _parse_open, _open),
+    Opcode.READ: Operation("read", _parse_read, _read),
+    Opcode.WRITE: Operation("write", _parse_write, _write),
+    Opcode.FLUSH: Operation("flush", _parse_flush, _flush),
+    Opcode.FSYNC: Operation("fsync", _parse_fsync, _fsync),
+    Opcode.RELEASE: Operation("release", _parse_release, _release),
+    Opcode.OPENDIR: Operation("opendir", _parse_open, _opendir),
+    Opcode.READDIR: Operation("readdir", _parse_read, _readdir),
+    Opcode.READDIRPLUS: Operation("readdirplus", _parse_read, _readdirplus),
+    Opcode.FSYNCDIR: Operation("fsyncdir", _parse_fsync, _fsyncdir),
+    Opcode.RELEASEDIR: Operation("releasedir", _parse_release, _releasedir),
+    Opcode.SYNCFS: Operation("syncfs", no_args, _nothing),
+    Opcode.DESTROY: Operation("destroy", no_args, _nothing),
 }

@@ -1,6 +1,6 @@
 """Requests about names and attributes: the rows of the opcode table and their handlers.
 
-Called through the table in `dispatch`. Each `parse_*` turns a request's body into the arguments of
+Called through the table in `dispatch`. Each `_parse_*` turns a request's body into the arguments of
 its handler; each handler calls one method of the file system and packs what it answers.
 """
 
@@ -32,52 +32,52 @@ from fsclient.fuse.protocol import (
 from fsmeta.types import NAME_MAX, Caller, Ino
 
 
-def lookup(fs: FileSystem, caller: Caller, parent: Ino, name: bytes) -> bytes:
+def _lookup(fs: FileSystem, caller: Caller, parent: Ino, name: bytes) -> bytes:
     return pack.entry_out(fs.lookup(caller, parent, name))
 
 
-def parse_forget(view: memoryview, _end: int) -> tuple[int]:
+def _parse_forget(view: memoryview, _end: int) -> tuple[int]:
     (lookups,) = abi.FORGET_IN.unpack_from(view, BODY)
     return (lookups,)
 
 
-def forget(fs: FileSystem, _caller: Caller, ino: Ino, lookups: int) -> None:
+def _forget(fs: FileSystem, _caller: Caller, ino: Ino, lookups: int) -> None:
     fs.forget(ino, lookups)
 
 
-def parse_batch_forget(view: memoryview, _end: int) -> tuple[list[tuple[int, int]]]:
+def _parse_batch_forget(view: memoryview, _end: int) -> tuple[list[tuple[int, int]]]:
     (count,) = abi.BATCH_FORGET_IN.unpack_from(view, BODY)
     begin = BODY + abi.BATCH_FORGET_IN.size
     ones = view[begin : begin + count * abi.FORGET_ONE.size]
     return ([(ino, lookups) for ino, lookups in abi.FORGET_ONE.iter_unpack(ones)],)
 
 
-def batch_forget(
+def _batch_forget(
     fs: FileSystem, _caller: Caller, _ino: Ino, forgotten: list[tuple[int, int]]
 ) -> None:
     for ino, lookups in forgotten:
         fs.forget(Ino(ino), lookups)
 
 
-def parse_getattr(view: memoryview, _end: int) -> tuple[int | None]:
+def _parse_getattr(view: memoryview, _end: int) -> tuple[int | None]:
     flags, fh = abi.GETATTR_IN.unpack_from(view, BODY)
     return (fh if flags & GETATTR_FH else None,)
 
 
-def getattr_(fs: FileSystem, caller: Caller, ino: Ino, fh: int | None) -> bytes:
+def _getattr(fs: FileSystem, caller: Caller, ino: Ino, fh: int | None) -> bytes:
     return pack.attr_out(fs.getattr(caller, ino, fh))
 
 
-def parse_statx(view: memoryview, _end: int) -> tuple[int | None]:
+def _parse_statx(view: memoryview, _end: int) -> tuple[int | None]:
     flags, fh, _sx_flags, _sx_mask = abi.STATX_IN.unpack_from(view, BODY)
     return (fh if flags & GETATTR_FH else None,)
 
 
-def statx(fs: FileSystem, caller: Caller, ino: Ino, fh: int | None) -> bytes:
+def _statx(fs: FileSystem, caller: Caller, ino: Ino, fh: int | None) -> bytes:
     return pack.statx_out(fs.getattr(caller, ino, fh))
 
 
-def parse_setattr(view: memoryview, _end: int) -> tuple[SetAttr, int | None]:
+def _parse_setattr(view: memoryview, _end: int) -> tuple[SetAttr, int | None]:
     values = abi.SETATTR_IN.unpack_from(view, BODY)
     valid, fh, size, _owner, atime, mtime, _ctime = values[:7]
     atime_nsec, mtime_nsec, _ctime_nsec, mode, uid, gid = values[7:]
@@ -97,66 +97,66 @@ def parse_setattr(view: memoryview, _end: int) -> tuple[SetAttr, int | None]:
     return want, fh if valid & FATTR_FH else None
 
 
-def setattr_(fs: FileSystem, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> bytes:
+def _setattr(fs: FileSystem, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> bytes:
     return pack.attr_out(fs.setattr(caller, ino, want, fh))
 
 
-def readlink(fs: FileSystem, caller: Caller, ino: Ino) -> bytes:
+def _readlink(fs: FileSystem, caller: Caller, ino: Ino) -> bytes:
     return fs.readlink(caller, ino)
 
 
-def parse_symlink(view: memoryview, end: int) -> tuple[bytes, bytes]:
+def _parse_symlink(view: memoryview, end: int) -> tuple[bytes, bytes]:
     name, target = split_at(view, BODY, end)
     return name, target[:-1]
 
 
-def symlink(fs: FileSystem, caller: Caller, parent: Ino, name: bytes, target: bytes) -> bytes:
+def _symlink(fs: FileSystem, caller: Caller, parent: Ino, name: bytes, target: bytes) -> bytes:
     return pack.entry_out(fs.symlink(caller, parent, name, target))
 
 
-def parse_mknod(view: memoryview, end: int) -> tuple[bytes, int, int]:
+def _parse_mknod(view: memoryview, end: int) -> tuple[bytes, int, int]:
     mode, rdev, _umask = abi.MKNOD_IN.unpack_from(view, BODY)
     return name_at(view, BODY + abi.MKNOD_IN.size, end), mode, rdev
 
 
-def mknod(fs: FileSystem, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> bytes:
+def _mknod(fs: FileSystem, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> bytes:
     return pack.entry_out(fs.mknod(caller, parent, name, mode, rdev))
 
 
-def parse_mkdir(view: memoryview, end: int) -> tuple[bytes, int]:
+def _parse_mkdir(view: memoryview, end: int) -> tuple[bytes, int]:
     mode, _umask = abi.MKDIR_IN.unpack_from(view, BODY)
     return name_at(view, BODY + abi.MKDIR_IN.size, end), mode
 
 
-def mkdir(fs: FileSystem, caller: Caller, parent: Ino, name: bytes, mode: int) -> bytes:
+def _mkdir(fs: FileSystem, caller: Caller, parent: Ino, name: bytes, mode: int) -> bytes:
     return pack.entry_out(fs.mkdir(caller, parent, name, mode))
 
 
-def parse_link(view: memoryview, end: int) -> tuple[int, bytes]:
+def _parse_link(view: memoryview, end: int) -> tuple[int, bytes]:
     (ino,) = abi.LINK_IN.unpack_from(view, BODY)
     return ino, name_at(view, BODY + abi.LINK_IN.size, end)
 
 
-def link(fs: FileSystem, caller: Caller, parent: Ino, ino: int, name: bytes) -> bytes:
+def _link(fs: FileSystem, caller: Caller, parent: Ino, ino: int, name: bytes) -> bytes:
     return pack.entry_out(fs.link(caller, Ino(ino), parent, name))
 
 
-def unlink(fs: FileSystem, caller: Caller, parent: Ino, name: bytes) -> bytes:
+def _unlink(fs: FileSystem, caller: Caller, parent: Ino, name: bytes) -> bytes:
     fs.unlink(caller, parent, name)
     return b""
 
 
-def rmdir(fs: FileSystem, caller: Caller, parent: Ino, name: bytes) -> bytes:
+def _rmdir(fs: FileSystem, caller: Caller, parent: Ino, name: bytes) -> bytes:
     fs.rmdir(caller, parent, name)
     return b""
 
 
-def parse_rename(view: memoryview, end: int) -> tuple[int, int, bytes, bytes]:
+def _parse_rename(view: memoryview, end: int) -> tuple[int, int, bytes, bytes]:
     (new_parent,) = abi.RENAME_IN.unpack_from(view, BODY)
     return (new_parent, 0, *_two_names(view, BODY + abi.RENAME_IN.size, end))
 
 
-def parse_rename2(view: memoryview, end: int) -> tuple[int, int, bytes, bytes]:
+def _parse_rename2(view: memoryview, end: int) -> tuple[int, int, bytes, bytes]:
     new_parent, flags = abi.RENAME2_IN.unpack_from(view, BODY)
     return (new_parent, flags, *_two_names(view, BODY + abi.RENAME2_IN.size, end))
 
@@ -168,7 +168,7 @@ def _two_names(view: memoryview, begin: int, end: int) -> tuple[bytes, bytes]:
     return name, rest[:-1]
 
 
-def rename(
+def _rename(
     fs: FileSystem,
     caller: Caller,
     parent: Ino,
@@ -181,36 +181,36 @@ def rename(
     return b""
 
 
-def parse_access(view: memoryview, _end: int) -> tuple[int]:
+def _parse_access(view: memoryview, _end: int) -> tuple[int]:
     (mask,) = abi.ACCESS_IN.unpack_from(view, BODY)
     return (mask,)
 
 
-def access(fs: FileSystem, caller: Caller, ino: Ino, mask: int) -> bytes:
+def _access(fs: FileSystem, caller: Caller, ino: Ino, mask: int) -> bytes:
     fs.access(caller, ino, mask)
     return b""
 
 
-def statfs(fs: FileSystem, caller: Caller, ino: Ino) -> bytes:
+def _statfs(fs: FileSystem, caller: Caller, ino: Ino) -> bytes:
     return pack.statfs_out(fs.statfs(caller, ino))
 
 
 OPERATIONS: Final[Mapping[Opcode, Operation]] = {
-    Opcode.LOOKUP: Operation("lookup", one_name, lookup),
-    Opcode.FORGET: Operation("forget", parse_forget, forget, False),
-    Opcode.BATCH_FORGET: Operation("batch_forget", parse_batch_forget, batch_forget, False),
-    Opcode.GETATTR: Operation("getattr", parse_getattr, getattr_),
-    Opcode.STATX: Operation("statx", parse_statx, statx),
-    Opcode.SETATTR: Operation("setattr", parse_setattr, setattr_),
-    Opcode.READLINK: Operation("readlink", no_args, readlink),
-    Opcode.SYMLINK: Operation("symlink", parse_symlink, symlink),
-    Opcode.MKNOD: Operation("mknod", parse_mknod, mknod),
-    Opcode.MKDIR: Operation("mkdir", parse_mkdir, mkdir),
-    Opcode.LINK: Operation("link", parse_link, link),
-    Opcode.UNLINK: Operation("unlink", one_name, unlink),
-    Opcode.RMDIR: Operation("rmdir", one_name, rmdir),
-    Opcode.RENAME: Operation("rename", parse_rename, rename),
-    Opcode.RENAME2: Operation("rename", parse_rename2, rename),
-    Opcode.ACCESS: Operation("access", parse_access, access),
-    Opcode.STATFS: Operation("statfs", no_args, statfs),
+    Opcode.LOOKUP: Operation("lookup", one_name, _lookup),
+    Opcode.FORGET: Operation("forget", _parse_forget, _forget, False),
+    Opcode.BATCH_FORGET: Operation("batch_forget", _parse_batch_forget, _batch_forget, False),
+    Opcode.GETATTR: Operation("getattr", _parse_getattr, _getattr),
+    Opcode.STATX: Operation("statx", _parse_statx, _statx),
+    Opcode.SETATTR: Operation("setattr", _parse_setattr, _setattr),
+    Opcode.READLINK: Operation("readlink", no_args, _readlink),
+    Opcode.SYMLINK: Operation("symlink", _parse_symlink, _symlink),
+    Opcode.MKNOD: Operation("mknod", _parse_mknod, _mknod),
+    Opcode.MKDIR: Operation("mkdir", _parse_mkdir, _mkdir),
+    Opcode.LINK: Operation("link", _parse_link, _link),
+    Opcode.UNLINK: Operation("unlink", one_name, _unlink),
+    Opcode.RMDIR: Operation("rmdir", one_name, _rmdir),
+    Opcode.RENAME: Operation("rename", _parse_rename, _rename),
+    Opcode.RENAME2: Operation("rename", _parse_rename2, _rename),
+    Opcode.ACCESS: Operation("access", _parse_access, _access),
+    Opcode.STATFS: Operation("statfs", no_args, _statfs),
 }

@@ -19,42 +19,42 @@ from fsclient.fuse.protocol import Opcode
 from fsmeta.types import Caller, Ino
 
 
-def parse_setxattr(view: memoryview, end: int) -> tuple[bytes, bytes, int]:
+def _parse_setxattr(view: memoryview, end: int) -> tuple[bytes, bytes, int]:
     size, flags, _setxattr_flags = abi.SETXATTR_IN.unpack_from(view, BODY)
     name, rest = split_at(view, BODY + abi.SETXATTR_IN.size, end)
     return name, rest[:size], flags
 
 
-def parse_setxattr_old(view: memoryview, end: int) -> tuple[bytes, bytes, int]:
+def _parse_setxattr_old(view: memoryview, end: int) -> tuple[bytes, bytes, int]:
     """The request of a kernel without SETXATTR_EXT (before 5.12)."""
     size, flags = abi.SETXATTR_IN_OLD.unpack_from(view, BODY)
     name, rest = split_at(view, BODY + abi.SETXATTR_IN_OLD.size, end)
     return name, rest[:size], flags
 
 
-def setxattr(
+def _setxattr(
     fs: FileSystem, caller: Caller, ino: Ino, name: bytes, value: bytes, flags: int
 ) -> bytes:
     fs.setxattr(caller, ino, name, value, flags)
     return b""
 
 
-def parse_getxattr(view: memoryview, end: int) -> tuple[int, bytes]:
+def _parse_getxattr(view: memoryview, end: int) -> tuple[int, bytes]:
     (size,) = abi.GETXATTR_IN.unpack_from(view, BODY)
     name, _ = split_at(view, BODY + abi.GETXATTR_IN.size, end)
     return size, name
 
 
-def getxattr(fs: FileSystem, caller: Caller, ino: Ino, size: int, name: bytes) -> bytes:
+def _getxattr(fs: FileSystem, caller: Caller, ino: Ino, size: int, name: bytes) -> bytes:
     return _sized(fs.getxattr(caller, ino, name), size)
 
 
-def parse_listxattr(view: memoryview, _end: int) -> tuple[int]:
+def _parse_listxattr(view: memoryview, _end: int) -> tuple[int]:
     (size,) = abi.GETXATTR_IN.unpack_from(view, BODY)
     return (size,)
 
 
-def listxattr(fs: FileSystem, caller: Caller, ino: Ino, size: int) -> bytes:
+def _listxattr(fs: FileSystem, caller: Caller, ino: Ino, size: int) -> bytes:
     names = fs.listxattr(caller, ino)
     return _sized(b"".join(name + b"\0" for name in names), size)
 
@@ -68,15 +68,15 @@ def _sized(value: bytes, size: int) -> bytes:
     return value
 
 
-def removexattr(fs: FileSystem, caller: Caller, ino: Ino, name: bytes) -> bytes:
+def _removexattr(fs: FileSystem, caller: Caller, ino: Ino, name: bytes) -> bytes:
     fs.removexattr(caller, ino, name)
     return b""
 
 
 OPERATIONS: Final[Mapping[Opcode, Operation]] = {
-    Opcode.SETXATTR: Operation("setxattr", parse_setxattr, setxattr),
-    Opcode.GETXATTR: Operation("getxattr", parse_getxattr, getxattr),
-    Opcode.LISTXATTR: Operation("listxattr", parse_listxattr, listxattr),
-    Opcode.REMOVEXATTR: Operation("removexattr", one_name, removexattr),
+    Opcode.SETXATTR: Operation("setxattr", _parse_setxattr, _setxattr),
+    Opcode.GETXATTR: Operation("getxattr", _parse_getxattr, _getxattr),
+    Opcode.LISTXATTR: Operation("listxattr", _parse_listxattr, _listxattr),
+    Opcode.REMOVEXATTR: Operation("removexattr", one_name, _removexattr),
 }
-SETXATTR_OLD: Final = Operation("setxattr", parse_setxattr_old, setxattr)
+SETXATTR_OLD: Final = Operation("setxattr", _parse_setxattr_old, _setxattr)

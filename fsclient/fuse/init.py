@@ -8,9 +8,11 @@ Taken when offered:
   BIG_WRITES, MAX_PAGES     requests of 1 MiB instead of 128 KiB
   ATOMIC_O_TRUNC            O_TRUNC arrives with OPEN instead of as a SETATTR after it
   PARALLEL_DIROPS           lookups and listings of one directory don't wait for each other
-  DO_READDIRPLUS, _AUTO     listings bring attributes when the reader is seen to want them
-  HANDLE_KILLPRIV_V2        the kernel need not ask for security.capability before each write; we
-                            drop S_ISUID and S_ISGID where a request says so, and at every chown
+  DO_READDIRPLUS, _AUTO     listings bring attributes when the reader is seen to want them: `ls -l`
+                            of 5,000 files needs no lookups, `ls` and find(1) no attributes
+  HANDLE_KILLPRIV_V2        the kernel asks for security.capability once per inode and not before
+                            each write; we drop S_ISUID and S_ISGID where a request
+                            says so, which it does for every chown of a file
   CACHE_SYMLINKS            targets never change
   SETXATTR_EXT, INIT_EXT    longer forms of two structs
   CREATE_SUPP_GROUP         creations name the caller's supplementary group that matches the

@@ -70,7 +70,7 @@ def umount(mountpoint: str, lazy: bool = False) -> None:
 
     Raises: ConfigError where it is busy or not a mount.
     """
-    path = os.path.abspath(mountpoint)
+    path = _without_asking(mountpoint)
     if os.geteuid() == 0:
         flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
         if _libc.umount2(os.fsencode(path), flags) != 0:
@@ -84,7 +84,7 @@ def umount(mountpoint: str, lazy: bool = False) -> None:
 
 def find_mount(mountpoint: str) -> MountInfo | None:
     """The topmost mount on `mountpoint`, without asking the file system itself."""
-    path = os.path.abspath(mountpoint)
+    path = _without_asking(mountpoint)
     found = None
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
@@ -119,8 +119,10 @@ def raise_readahead(mountpoint: str, kib: int = READAHEAD_KIB) -> bool:
 
 def _checked_mountpoint(mountpoint: str) -> str:
     """Its absolute path. Raises: ConfigError where nothing can be mounted there."""
-    path = os.path.realpath(mountpoint)
-    held = find_mount(path)
+    held = find_mount(mountpoint)
+    path = _without_asking(mountpoint) if held is not None else os.path.realpath(mountpoint)
+    if held is None:
+        held = find_mount(path)
     if held is not None and held.fstype == FUSE_TYPE:
         raise ConfigError(
             f"{path} is mounted already ({held.source}): `slicefs umount {path}` first"
@@ -138,6 +140,12 @@ def _checked_mountpoint(mountpoint: str) -> str:
     if not stat.S_ISDIR(mode):
         raise ConfigError(f"{path} is not a directory: mount on a directory")
     return path
+
+
+def _without_asking(mountpoint: str) -> str:
+    """Its real path, without touching it: a mount whose server is gone would not answer."""
+    parent, name = os.path.split(os.path.abspath(mountpoint))
+    return os.path.join(os.path.realpath(parent), name)
 
 
 def _mount_as_root(path: str, source: str, options: MountOptions) -> int:

@@ -3,7 +3,10 @@
 Called by the dispatch tables. Inode numbers are node ids, and are never used twice, so the
 generation is always 1. A time to live becomes seconds and nanoseconds.
 
-`st_blksize` is what cp, cat and stdio take for their buffers. See BLOCK_SIZE_BYTES.
+`st_blksize` is what stdio and Python's open() take for their buffers (cp takes at least 128 KiB).
+Measured with Python, relative to 4 KiB: buffered writes of 1 kB records run 9, 14 and 20 times as
+fast with 64 KiB, 128 KiB and 1 MiB, because each flush is a request; random reads of 4 KiB take
+1.6, 1.9 and 5.5 times as long, because each fills the buffer. So: 128 KiB.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ Answer: TypeAlias = bytes | Sequence[Buffer]
 
 GENERATION: Final = 1
 NS: Final = 1_000_000_000
-BLOCK_SIZE_BYTES: Final = 64 << 10
+BLOCK_SIZE_BYTES: Final = 128 << 10
 STATFS_BLOCK_BYTES: Final = 4096
 UNLIMITED_SPACE_BYTES: Final = 1 << 50  # what df(1) shows of a volume without a limit: 1 PiB
 UNLIMITED_INODES: Final = 10 << 20
@@ -75,20 +78,24 @@ def _entry_fields(entry: Entry) -> tuple[int, ...]:
 
 
 def entry_out(entry: Entry) -> bytes:
+    """LOOKUP and whatever else makes a name."""
     return abi.ENTRY_OUT.pack(*_entry_fields(entry))
 
 
 def attr_out(stat: Stat) -> bytes:
+    """GETATTR and SETATTR."""
     attr, ttl = stat
     seconds = int(ttl)
     return abi.ATTR_OUT.pack(seconds, int((ttl - seconds) * NS), *_attr_fields(attr))
 
 
 def open_out(opened: Opened) -> bytes:
+    """OPEN and OPENDIR."""
     return abi.OPEN_OUT.pack(opened.fh, _open_flags(opened))
 
 
 def create_out(entry: Entry, opened: Opened) -> bytes:
+    """CREATE: a name and an open file in one."""
     return abi.CREATE_OUT.pack(*_entry_fields(entry), opened.fh, _open_flags(opened))
 
 

@@ -7,16 +7,7 @@ import stat
 from typing import NamedTuple
 
 from fsmeta import access, quota, schema
-from fsmeta.ops.inode import (
-    Env,
-    check_name,
-    fetch,
-    get_parent,
-    is_absent,
-    put_attr,
-    put_dentry,
-    touch_dir,
-)
+from fsmeta.ops.inode import Env, get_place, put_attr, put_dentry, touch_dir
 from fsmeta.transact import Txn
 from fsmeta.types import SYMLINK_MAX, Attr, FileType, Ino
 
@@ -35,20 +26,21 @@ def create(txn: Txn, env: Env, parent: Ino, name: bytes, node: NewNode) -> Attr:
 
     Raises: EEXIST, ENOENT, ENOTDIR, EACCES, ENAMETOOLONG, ENOSPC.
     """
-    check_name(name)
-    fetch(txn, (parent,), ((parent, name),))
-    directory = get_parent(txn, env, parent, access.EXECUTE)
-    if not is_absent(txn, parent, name):
+    directory, dentry = get_place(txn, env, parent, name)
+    if dentry is not None:
         raise OSError(errno.EEXIST, "the name exists")
     access.require(env.caller, directory, access.WRITE)
     mode, gid = access.inherit(env.caller, directory, node.mode)
     attr = schema.new_attr(node.ino, mode, env.caller.uid, gid, parent, env.now_ns, node.rdev)
-    if stat.S_ISLNK(mode):
+    is_dir = stat.S_ISDIR(mode)
+    if is_dir:
+        txn.require_empty(schema.dir_row(node.ino))  # true, and so we know all names in it
+    elif stat.S_ISLNK(mode):
         attr = attr._replace(size=len(node.target))
         _put_target(txn, node)
     put_attr(txn, attr)
     put_dentry(txn, parent, name, FileType.of_mode(mode), node.ino)
-    touch_dir(txn, parent, env.now_ns, nlink_delta=1 if stat.S_ISDIR(mode) else 0)
+    touch_dir(txn, parent, env.now_ns, nlink_delta=int(is_dir))
     quota.charge(txn, env.limits, space=0, inodes=1)
     return attr
 

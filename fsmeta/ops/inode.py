@@ -60,6 +60,17 @@ def get_parent(txn: Txn, env: Env, ino: Ino, mask: int) -> Stable:
     return parent
 
 
+def get_place(txn: Txn, env: Env, parent: Ino, name: bytes) -> tuple[Stable, bytes | None]:
+    """The directory `parent`, searchable by the caller, and the dentry of `name` in it, if any.
+
+    One request where neither is known. Raises: as `get_parent`, ENAMETOOLONG, EINVAL.
+    """
+    check_name(name)
+    row = schema.dir_row(parent)
+    txn.get_many(((schema.inode_row(parent), schema.ATTR_FIELD), (row, name)))
+    return get_parent(txn, env, parent, access.EXECUTE), txn.reads[(row, name)]
+
+
 def check_name(name: bytes) -> None:
     """Raises: ENAMETOOLONG, EINVAL for what can't be a name."""
     if len(name) > NAME_MAX:
@@ -88,11 +99,6 @@ def find(txn: Txn, parent: Ino, name: bytes) -> Found | None:
         # a name and its inode go together, so one of the two was read before a change
         raise OSError(errno.ESTALE, f"inode {ino} is gone")
     return Found(kind, schema.unpack_inode(ino, a, v))
-
-
-def is_absent(txn: Txn, parent: Ino, name: bytes) -> bool:
-    """Whether `name` is free in `parent`."""
-    return txn.get(schema.dir_row(parent), name) is None
 
 
 def put_attr(txn: Txn, attr: Attr) -> None:

@@ -5,16 +5,7 @@ from __future__ import annotations
 import errno
 
 from fsmeta import access, schema
-from fsmeta.ops.inode import (
-    Env,
-    check_name,
-    get_attr,
-    get_parent,
-    is_absent,
-    put_attr,
-    put_dentry,
-    touch_dir,
-)
+from fsmeta.ops.inode import Env, get_attr, get_place, put_attr, put_dentry, touch_dir
 from fsmeta.ops.remove import move_parent_count
 from fsmeta.transact import Txn
 from fsmeta.types import LINK_MAX, NO_PARENT, Attr, Ino
@@ -25,19 +16,11 @@ def link(txn: Txn, env: Env, ino: Ino, parent: Ino, name: bytes) -> Attr:
 
     Raises: EPERM for a directory, EEXIST, EMLINK, ENOENT where the file has lost its last name.
     """
-    check_name(name)
-    row = schema.inode_row(ino)
-    txn.get_many(
-        (
-            (row, schema.ATTR_FIELD),
-            (row, schema.VOLATILE_FIELD),
-            (schema.inode_row(parent), schema.ATTR_FIELD),
-            (schema.dir_row(parent), name),
-        )
-    )
+    here = (schema.inode_row(parent), schema.ATTR_FIELD), (schema.dir_row(parent), name)
+    txn.get_many((*schema.attr_keys(ino), *here))
     attr = get_attr(txn, ino)
-    directory = get_parent(txn, env, parent, access.EXECUTE)
-    if not is_absent(txn, parent, name):
+    directory, dentry = get_place(txn, env, parent, name)
+    if dentry is not None:
         raise OSError(errno.EEXIST, "the name exists")
     access.require(env.caller, directory, access.WRITE)
     if attr.is_dir:

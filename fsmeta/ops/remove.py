@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 
 from fsmeta import access, quota, schema
-from fsmeta.ops.inode import Env, Found, check_name, fetch, find, get_parent, put_attr, touch_dir
+from fsmeta.ops.inode import Env, Found, find, get_place, put_attr, touch_dir
 from fsmeta.schema import Stable
 from fsmeta.transact import Txn
 from fsmeta.types import NO_PARENT, Attr, FileType, Ino
@@ -46,9 +46,7 @@ def rmdir(txn: Txn, env: Env, parent: Ino, name: bytes) -> Attr:
 
 
 def _find_victim(txn: Txn, env: Env, parent: Ino, name: bytes) -> Found:
-    check_name(name)
-    fetch(txn, (parent,), ((parent, name),))
-    directory = get_parent(txn, env, parent, access.EXECUTE)
+    directory, _ = get_place(txn, env, parent, name)
     victim = find(txn, parent, name)
     if victim is None:
         raise OSError(errno.ENOENT, "no such name")

@@ -1,0 +1,1 @@
+"""The native transport, with and without a kernel."""

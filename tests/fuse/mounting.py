@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,17 @@ needs_root_and_fuse = pytest.mark.skipif(
 END_S = 20  # by then every worker must have ended; only a hang takes longer
 
 
+class _Warnings(logging.Handler):
+    """Remembers what it is given."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+
+
 @contextmanager
 def serving(
     fs: FileSystem,
@@ -28,8 +40,13 @@ def serving(
     config: SessionConfig | None = None,
     options: tuple[str, ...] = (),
 ) -> Iterator[Session]:
-    """Mount `fs` and serve it; afterwards the mount is gone and every thread has ended."""
+    """Mount `fs` and serve it.
+
+    Afterwards the mount is gone, every thread has ended and nothing was worth a warning.
+    """
     mountpoint.mkdir(exist_ok=True)
+    warnings = _Warnings(logging.WARNING)
+    logging.getLogger("fsclient.fuse").addHandler(warnings)
     mounted = mount(str(mountpoint), "testvol", options)
     session = Session(mounted, fs, SystemRuntime(), config)
     try:
@@ -37,6 +54,8 @@ def serving(
         yield session
     finally:
         _end(session, mounted)
+        logging.getLogger("fsclient.fuse").removeHandler(warnings)
+    assert not warnings.seen
 
 
 def _end(session: Session, mounted: Mounted) -> None:

@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from fsclient.filesystem import Buffer, Opened
 from fsclient.fuse.init import KernelWants
 from fsclient.fuse.session import Session, SessionConfig
-from fsmeta.types import ROOT_INO, Caller, Ino
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.fuse.ramfs import RENAME_EXCHANGE, RENAME_NOREPLACE, RamFS
 
@@ -148,7 +149,7 @@ def test_large_directory(tmp_path: Path, plus: bool, auto: bool) -> None:
     fs = RamFS(ttl=60)
     names = {f"entry-{i:04d}-{'n' * (i % 200)}" for i in range(5000)}
     for name in names:
-        node = fs._make(ROOT_INO, name.encode(), stat.S_IFREG | 0o644, fs_caller())
+        node = fs._make(ROOT_INO, name.encode(), stat.S_IFREG | 0o644, ROOT_CALLER)
         assert node.attr.nlink == 1
     wants = KernelWants(readdirplus=plus, readdirplus_auto=auto)
     with serving(fs, tmp_path / "mnt", SessionConfig(wants=wants)) as session:
@@ -157,12 +158,6 @@ def test_large_directory(tmp_path: Path, plus: bool, auto: bool) -> None:
             assert all(entry.is_file(follow_symlinks=False) for entry in entries)
         assert bool(session.snapshot().get("readdirplus")) is plus
         subprocess.run(["ls", "-l", tmp_path / "mnt"], check=True, stdout=subprocess.DEVNULL)
-    kernel_holds = {ino: count for ino, count in fs.lookups.items() if count and ino != ROOT_INO}
-    assert not kernel_holds or not session.snapshot().get("forget")
-
-
-def fs_caller() -> Caller:
-    return Caller(0, 0)
 
 
 def test_rename_flags(root: Path) -> None:
@@ -300,12 +295,31 @@ def test_errno_of_a_method_reaches_the_caller(root: Path, fs: RamFS) -> None:
     assert caught.value.errno == errno.EDQUOT
 
 
-def test_the_kernel_forgets(root: Path, fs: RamFS) -> None:
-    (root / "file").touch()
-    ino = fs.nodes[ROOT_INO].names[b"file"]
-    (root / "file").unlink()
-    os.statvfs(root)  # a request behind the FORGET, which has no answer to wait for
-    assert Ino(ino) not in fs.nodes or fs.lookups[Ino(ino)] > 0
+class Emptied(RamFS):
+    """Tells when every inode but the root's is gone: unlinked, closed and forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__(ttl=60)
+        self.empty = threading.Event()
+
+    def forget(self, ino: Ino, lookups: int) -> None:
+        super().forget(ino, lookups)
+        if len(self.nodes) == 1:
+            self.empty.set()
+
+
+def test_lookups_are_forgotten_to_the_last(tmp_path: Path) -> None:
+    fs, root = Emptied(), tmp_path / "mnt"
+    with serving(fs, root, SessionConfig(wants=KernelWants(readdirplus_auto=False))):
+        for number in range(200):
+            (root / f"file-{number}").touch()
+        for _ in range(2):
+            subprocess.run(["ls", "-l", root], check=True, stdout=subprocess.DEVNULL)
+        (root / "dir").mkdir()
+        (root / "dir").rmdir()
+        for number in range(200):
+            (root / f"file-{number}").unlink()
+        assert fs.empty.wait(20)
 
 
 def test_two_mounts(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ their paths literally.
 from __future__ import annotations
 
 import posixpath
+import re
 import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -157,7 +158,9 @@ def _compare_trees(drivers: Sequence[Driver], log: list[str]) -> None:
 
 
 def _text(drivers: Sequence[Driver], log: list[str]) -> str:
-    return f"right by definition: {drivers[0].name}\n" + "\n".join(log)
+    """The log, with long runs of one character shortened to `c{×count}`."""
+    text = f"right by definition: {drivers[0].name}\n" + "\n".join(log)
+    return re.sub(r"([^ ])\1{39,}", lambda run: f"{run[1]}{{×{len(run[0])}}}", text)
 
 
 def minimise(

@@ -19,6 +19,7 @@ class Shows(NamedTuple):
     uid: int = -1
     gid: int = -1
     size: int = -1
+    mtime: int | None = -1  # None: a clock's
 
 
 Expected: TypeAlias = Result | Shows

@@ -90,6 +90,33 @@ FILES: dict[str, tuple[Line, ...]] = {
         no(EISDIR, Truncate(b"/d", 0), ALICE),
         no(EINVAL, Truncate(b"/d", -1)),
     ),
+    "times_set_before_close_stay": (
+        ok(FILE),
+        gives(3, Write(0, 0, b"abc")),
+        ok(Utimens(b"/f", 1, 2)),
+        shows(Shows(size=3, mtime=2), Stat(b"/f")),
+        ok(Close(0)),
+        shows(Shows(size=3, mtime=2), Stat(b"/f")),  # cp -p does this
+        gives(3, Write(b"/f", 0, b"abc")),
+        shows(Shows(size=3, mtime=None), Stat(b"/f")),
+    ),
+    "a_write_replaces_a_time_to_come": (
+        ok(FILE),
+        ok(Utimens(b"/f", 1, 4 * 10**18)),  # 2096
+        gives(1, Write(0, 0, b"a")),
+        shows(Shows(mtime=None), Stat(b"/f")),
+    ),
+    "truncating_nothing_is_a_change": (
+        ok(FILE),
+        ok(Utimens(b"/f", 1, 2)),
+        gives(0, Write(0, 0, b"")),
+        shows(Shows(mtime=2), Stat(b"/f")),
+        ok(Open(1, b"/f", os.O_WRONLY | os.O_TRUNC)),
+        shows(Shows(mtime=None), Stat(b"/f")),
+        ok(Utimens(b"/f", 1, 2)),
+        ok(Truncate(1, 0)),
+        shows(Shows(mtime=None), Stat(b"/f")),
+    ),
     "access_modes": (
         ok(FILE),
         ok(Open(1, b"/f", os.O_RDONLY)),

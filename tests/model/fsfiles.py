@@ -69,6 +69,7 @@ class Opener:
         place = walk.parent(path)
         while True:
             if place.kind is LastKind.NORM and place.slash:
+                walk.search(place)
                 fail(errno.EISDIR)
             found = walk.find(place)
             if found is None or not found.is_link or flags & (os.O_EXCL | os.O_NOFOLLOW):

@@ -50,7 +50,7 @@ def _fits(result: Result, expected: Expected) -> bool:
     value = result.value
     if not isinstance(value, StatValue):
         return False
-    shown = Shows(value.perm, value.nlink, value.uid, value.gid, value.size)
+    shown = Shows(value.perm, value.nlink, value.uid, value.gid, value.size, value.mtime)
     return all(want in (-1, got) for want, got in zip(expected, shown, strict=True))
 
 

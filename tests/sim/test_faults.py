@@ -8,7 +8,7 @@ import pytest
 
 from fsdata.obj_mem import MemObjects
 from fsmeta.errors import Ambiguous, Conflict, ObjectMissing, Unavailable
-from fsmeta.store import FENCE_FIELD, Commit, Op, Store
+from fsmeta.store import FENCE_FIELD, PUT, Commit, Store
 from fsmeta.store_mem import MemBackend, MemStore
 from tests.sim.fault_objects import Damage, FaultObjects
 from tests.sim.faults import CALM, Faults, FaultStore
@@ -21,7 +21,7 @@ ROUGH = Faults(refused=0.1, reply_lost=0.2, request_lost=0.2, slow=0.1)
 
 def _commit(store: Store, worker: bytes, sequence: int, old: bytes | None, new: bytes) -> None:
     """Send one commit until its fate is known. Raises: Conflict."""
-    commit = Commit(FENCE, worker, sequence, [(ROW, FIELD, old)], [], [(Op.PUT, ROW, FIELD, new)])
+    commit = Commit(FENCE, worker, sequence, [(ROW, FIELD, old)], [], [(PUT, ROW, FIELD, new)])
     while True:
         try:
             store.commit(commit)
@@ -51,7 +51,7 @@ def _increase(store: Store, worker: bytes, times: int) -> None:
 
 def _world(sim: SimRuntime) -> MemBackend:
     backend = MemBackend(sim)
-    MemStore(backend).commit(Commit(None, b"", 0, [], [], [(Op.PUT, FENCE, FENCE_FIELD, b"x")]))
+    MemStore(backend).commit(Commit(None, b"", 0, [], [], [(PUT, FENCE, FENCE_FIELD, b"x")]))
     return backend
 
 
