@@ -46,35 +46,49 @@ USERS = (ROOT, ALICE, BOB)
 
 
 class Mkdir(NamedTuple):
+    """mkdir(2)."""
+
     path: bytes
     mode: int = 0o755
 
 
 class Rmdir(NamedTuple):
+    """rmdir(2)."""
+
     path: bytes
 
 
 class Mknod(NamedTuple):
+    """mknod(2): files, pipes, sockets, devices."""
+
     path: bytes
     mode: int
     rdev: int = 0
 
 
 class Symlink(NamedTuple):
+    """symlink(2)."""
+
     target: bytes
     path: bytes
 
 
 class Link(NamedTuple):
+    """link(2): a symlink is linked, not followed."""
+
     old: bytes
     new: bytes
 
 
 class Unlink(NamedTuple):
+    """unlink(2)."""
+
     path: bytes
 
 
 class Rename(NamedTuple):
+    """renameat2(2)."""
+
     old: bytes
     new: bytes
     flags: int = 0
@@ -90,27 +104,37 @@ class Open(NamedTuple):
 
 
 class Close(NamedTuple):
+    """close(2)."""
+
     slot: Slot
 
 
 class Read(NamedTuple):
+    """pread(2); a path is opened for it."""
+
     file: Target
     offset: int = 0
     size: int = 1 << 16
 
 
 class Write(NamedTuple):
+    """pwrite(2); a path is opened for it."""
+
     file: Target
     offset: int
     data: bytes
 
 
 class Truncate(NamedTuple):
+    """truncate(2) of a path, ftruncate(2) of a slot."""
+
     file: Target
     size: int
 
 
 class Chmod(NamedTuple):
+    """chmod(2) of a path, fchmod(2) of a slot."""
+
     file: Target
     mode: int
 
@@ -134,24 +158,34 @@ class Utimens(NamedTuple):
 
 
 class Stat(NamedTuple):
+    """stat(2), lstat(2), or fstat(2) of a slot."""
+
     file: Target
     follow: bool = True
 
 
 class Access(NamedTuple):
+    """access(2)."""
+
     path: bytes
     mask: int
 
 
 class Listdir(NamedTuple):
+    """The sorted names of a directory, without dots."""
+
     path: bytes
 
 
 class Readlink(NamedTuple):
+    """readlink(2)."""
+
     path: bytes
 
 
 class SetXattr(NamedTuple):
+    """setxattr(2); `flags` are XATTR_CREATE and XATTR_REPLACE."""
+
     path: bytes
     name: bytes
     value: bytes
@@ -160,17 +194,23 @@ class SetXattr(NamedTuple):
 
 
 class GetXattr(NamedTuple):
+    """getxattr(2)."""
+
     path: bytes
     name: bytes
     follow: bool = True
 
 
 class ListXattr(NamedTuple):
+    """listxattr(2): the sorted user.* names."""
+
     path: bytes
     follow: bool = True
 
 
 class RemoveXattr(NamedTuple):
+    """removexattr(2)."""
+
     path: bytes
     name: bytes
     follow: bool = True
@@ -239,6 +279,8 @@ class TimesValue(NamedTuple):
 
 
 class StampValue(NamedTuple):
+    """See Stamp."""
+
     ino: int
     mtime_ns: int
     ctime_ns: int
@@ -248,6 +290,8 @@ Value: TypeAlias = int | bytes | tuple[bytes, ...] | StatValue | TimesValue | St
 
 
 class Result(NamedTuple):
+    """What an operation answered."""
+
     errno: int  # 0: it worked
     value: Value = None
 
