@@ -6,11 +6,13 @@ here; when the store says that others changed the row, a thread of its own sends
 for its leases. Without the promise the kernel gets SHORT_S for what exists and nothing for what
 does not.
 
-A grant is noted *before* the promise is looked at, and the promise ends before leases are taken, so
-no lease is missed. An answer on its way to the kernel may still arrive after its notification;
-leases younger than RECENT_S are therefore told a second time a little later.
+No lease is missed: it is noted *before* the promise is looked at, the promise ends before leases
+are taken, and a grant whose directory was taken meanwhile is noted again. An answer on its way to
+the kernel may still arrive after its notification, so each notification is sent a second time,
+AGAIN_AFTER_S later.
 
-Threading: `_lock` guards the leases; the notifier holds nothing while it talks to the kernel.
+Threading: grants take no lock (each step on the leases is atomic); the notifier thread takes leases
+and holds nothing while it talks to the kernel.
 """
 
 from __future__ import annotations
@@ -27,16 +29,8 @@ from fsmeta.types import Attr, Ino
 
 LONG_S: Final = 3600.0
 SHORT_S: Final = 1.0
-RECENT_S: Final = 2.0
 AGAIN_AFTER_S: Final = 0.05
-LEASES_MAX: Final = 500_000  # of each kind, about 50 MB; beyond it the kernel gets SHORT_S
-
-
-class _Told:
-    """One batch of rows to tell the kernel about; None: everything."""
-
-    def __init__(self, rows: Sequence[bytes] | None) -> None:
-        self.rows = rows
+LEASES_MAX: Final = 500_000  # of each kind, about 50 MB; then all are taken back at once
 
 
 class Coherence:
@@ -45,12 +39,12 @@ class Coherence:
     def __init__(self, meta: Meta, runtime: Runtime) -> None:
         self._meta = meta
         self._runtime = runtime
-        self._lock = runtime.lock()
-        self._names: dict[Ino, dict[bytes, float]] = {}  # guarded by _lock: granted when
-        self._name_count = 0  # guarded by _lock
-        self._inodes: dict[Ino, float] = {}  # guarded by _lock: granted when
+        self._names: dict[Ino, set[bytes]] = {}
+        self._name_count = 0  # about: threads may miss each other's additions
+        self._inodes: set[Ino] = set()
+        self._listed: set[Ino] = set()  # directories whose listing the kernel may have kept
         self._cond = runtime.condition()
-        self._queue: deque[_Told] = deque()  # guarded by _cond
+        self._queue: deque[Sequence[bytes] | None] = deque()  # guarded by _cond; None: all rows
         self._stopped = False  # guarded by _cond
         self._notifier: Notifier | None = None
         self._thread: Thread | None = None
@@ -63,6 +57,7 @@ class Coherence:
         self._thread = self._runtime.spawn("notifier", self._run)
 
     def stop(self) -> None:
+        """End the notifier thread."""
         with self._cond:
             self._stopped = True
             self._cond.notify()
@@ -73,38 +68,68 @@ class Coherence:
 
     def entry(self, parent: Ino, name: bytes, attr: Attr) -> Entry:
         """What a name leads to, with the time the kernel may believe both."""
-        return Entry(attr, self._name_ttl(parent, name, SHORT_S), self.stat(attr).ttl)
+        if self._notifier is None:
+            return Entry(attr, SHORT_S, SHORT_S)
+        return Entry(attr, self._name_ttl(parent, name, SHORT_S), self._attr_ttl(attr.ino))
 
     def absent(self, parent: Ino, name: bytes) -> Entry | None:
         """That a name leads nowhere; None where the kernel may not believe it."""
-        ttl = self._name_ttl(parent, name, 0.0)
+        ttl = 0.0 if self._notifier is None else self._name_ttl(parent, name, 0.0)
         return Entry(None, ttl, 0.0) if ttl else None
 
     def stat(self, attr: Attr) -> Stat:
         """Attributes with the time the kernel may believe them."""
-        if self._notifier is None or len(self._inodes) >= LEASES_MAX:
-            return Stat(attr, SHORT_S)
-        with self._lock:
-            self._inodes[attr.ino] = self._runtime.monotonic()
-        return Stat(attr, LONG_S if self._meta.vouches_inode(attr.ino) else SHORT_S)
+        return Stat(attr, SHORT_S if self._notifier is None else self._attr_ttl(attr.ino))
+
+    def _attr_ttl(self, ino: Ino) -> float:
+        if len(self._inodes) >= LEASES_MAX:
+            self._changed(None)  # begin anew: most of them are of what nobody uses any more
+        while True:
+            inodes = self._inodes
+            inodes.add(ino)
+            ttl = LONG_S if self._meta.vouches_inode(ino) else SHORT_S
+            if ino in inodes and inodes is self._inodes:
+                return ttl
 
     def _name_ttl(self, parent: Ino, name: bytes, otherwise: float) -> float:
-        if self._notifier is None or self._name_count >= LEASES_MAX:
+        if self._name_count >= LEASES_MAX:
+            self._changed(None)
             return otherwise
-        with self._lock:
-            names = self._names.setdefault(parent, {})
+        while True:
+            names = self._names.get(parent)
+            if names is None:
+                names = self._names.setdefault(parent, set())
             if name not in names:
                 self._name_count += 1
-            names[name] = self._runtime.monotonic()
-        return LONG_S if self._meta.vouches_names(parent) else otherwise
+                names.add(name)
+            ttl = LONG_S if self._meta.vouches_names(parent) else otherwise
+            if self._names.get(parent) is names:
+                return ttl
+
+    def held(self, parent: Ino, name: bytes, ino: Ino) -> bool:
+        """Whether the kernel may still believe name and attributes, so a listing need not repeat
+        them."""
+        return (
+            ino in self._inodes
+            and name in self._names.get(parent, ())
+            and self._meta.vouches_inode(ino)
+            and self._meta.vouches_names(parent)
+        )
+
+    def listing(self, ino: Ino) -> tuple[bool, bool]:
+        """Whether the kernel may keep the listing of a directory that is being opened, and whether
+        one that it has kept is still true."""
+        if self._notifier is None or not self._meta.vouches_names(ino):
+            return False, False
+        keep = ino in self._listed
+        self._listed.add(ino)
+        return True, keep
 
     def forget(self, ino: Ino) -> None:
         """The kernel has dropped an inode, and with it what it believed of it."""
-        with self._lock:
-            self._inodes.pop(ino, None)
-            names = self._names.pop(ino, None)
-            if names:
-                self._name_count -= len(names)
+        self._inodes.discard(ino)
+        self._listed.discard(ino)
+        self._name_count -= len(self._names.pop(ino, ()))
 
     # --- taking back -----------------------------------------------------------------------------
 
@@ -113,7 +138,7 @@ class Coherence:
         if self._notifier is None:
             return
         with self._cond:
-            self._queue.append(_Told(rows))
+            self._queue.append(rows)
             self._cond.notify()
 
     def _run(self) -> None:
@@ -123,54 +148,44 @@ class Coherence:
                     self._cond.wait()
                 if self._stopped:
                     return
-                told = self._queue.popleft()
-            again = self._tell(told)
-            if again:
+                batch = list(self._queue)
+                self._queue.clear()
+            leases = [lease for rows in batch for lease in self._take(rows)]
+            self._tell(leases)
+            if leases:
                 self._runtime.sleep(AGAIN_AFTER_S)
-                for parent, name in again:
-                    self._send(parent, name)
+                self._tell(leases)
 
-    def _tell(self, told: _Told) -> list[tuple[Ino, bytes | None]]:
-        """Notify the kernel of one batch; the leases that are so young as to be told again."""
-        leases = self._take_all() if told.rows is None else self._take(told.rows)
-        young = self._runtime.monotonic() - RECENT_S
-        for parent, name, _ in leases:
-            self._send(parent, name)
-        return [(parent, name) for parent, name, granted in leases if granted > young]
-
-    def _send(self, ino: Ino, name: bytes | None) -> None:
+    def _tell(self, leases: list[tuple[Ino, bytes | None]]) -> None:
         assert self._notifier is not None
-        self.notifications += 1
-        if name is None:
-            self._notifier.inval_inode(ino)
-        else:
-            self._notifier.inval_entry(ino, name)
+        for ino, name in leases:
+            self.notifications += 1
+            if name is None:
+                self._notifier.inval_inode(ino)
+            else:
+                self._notifier.inval_entry(ino, name)
 
-    def _take(self, rows: Sequence[bytes]) -> list[tuple[Ino, bytes | None, float]]:
-        """The leases that `rows` end: (directory, name, when) or (inode, None, when)."""
-        taken: list[tuple[Ino, bytes | None, float]] = []
-        with self._lock:
-            for row in rows:
-                ino = Ino(schema.id_of(row))
-                if row[:1] == schema.INODE_PREFIX:
-                    granted = self._inodes.pop(ino, None)
-                    if granted is not None:
-                        taken.append((ino, None, granted))
-                elif row[:1] == schema.DIR_PREFIX:
-                    names = self._names.pop(ino, {})
-                    self._name_count -= len(names)
-                    taken.append((ino, None, 0.0))  # the listing the kernel may have kept
-                    taken += [(ino, name, granted) for name, granted in names.items()]
-        return taken
-
-    def _take_all(self) -> list[tuple[Ino, bytes | None, float]]:
-        with self._lock:
-            taken: list[tuple[Ino, bytes | None, float]] = [
-                (ino, None, granted) for ino, granted in self._inodes.items()
-            ]
-            for parent, names in self._names.items():
-                taken += [(parent, name, granted) for name, granted in names.items()]
-            self._inodes.clear()
-            self._names.clear()
+    def _take(self, rows: Sequence[bytes] | None) -> list[tuple[Ino, bytes | None]]:
+        """The leases that `rows` end: (directory, name), or (inode, None)."""
+        if rows is None:
+            inodes, self._inodes = self._inodes, set()
+            names, self._names = self._names, {}
+            self._listed.clear()
             self._name_count = 0
+            every: list[tuple[Ino, bytes | None]] = [(ino, None) for ino in list(inodes)]
+            for parent, held in list(names.items()):
+                every += [(parent, name) for name in list(held)]
+            return every
+        taken: list[tuple[Ino, bytes | None]] = []
+        for row in rows:
+            ino = Ino(schema.id_of(row))
+            if row[:1] == schema.INODE_PREFIX and ino in self._inodes:
+                self._inodes.discard(ino)
+                taken.append((ino, None))
+            elif row[:1] == schema.DIR_PREFIX:
+                held = self._names.pop(ino, set())
+                self._listed.discard(ino)
+                self._name_count -= len(held)
+                taken.append((ino, None))  # the listing the kernel may have kept
+                taken += [(ino, name) for name in list(held)]
         return taken

@@ -1,53 +1,30 @@
-"""What users write, turned into what the rest trusts: URLs, sizes, stores.
+"""What users write, turned into what the rest trusts: metadata URLs and object stores.
 
 Called by the commands and by `client`. Everything that can be wrong in it is a ConfigError of one
-line.
+line. The engines are imported when a URL names them: redis-py alone takes longer to import than
+most commands take to run.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from typing import Final
 
 from fsdata.codec import Codec
 from fsdata.obj_file import FileObjects
 from fsdata.obj_mem import MemObjects
 from fsdata.objects import ObjectStore
-from fsmeta.errors import ConfigError
+from fsmeta.errors import ConfigError, ObjectMissing, StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.store import Store
-from fsmeta.store_redis import RedisStore
-from fsmeta.store_sqlite import SqliteStore
 from fsmeta.volume import VolumeFormat
 
 STORAGES: Final = ("file", "mem")
 CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTPE]?)(i?)B?", re.IGNORECASE)
-_POWERS: Final = {unit: power for power, unit in enumerate(("", "K", "M", "G", "T", "P", "E"))}
-_META_HELP: Final = "use redis://HOST:PORT/DB or sqlite:///FILE.db"
-
-
-def parse_size(text: str) -> int:
-    """Bytes in `4MiB`, `1.5G` or `4096`; K, M, … are powers of 1024 with or without the `i`.
-
-    Raises: ConfigError.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"size {text!r}: write a number and a unit, as in 4MiB or 100GiB")
-    number, unit, _ = match.groups()
-    return int(float(number) * 1024 ** _POWERS[unit.upper()])
-
-
-def format_size(size: int) -> str:
-    """`size` bytes as people read them: 4.0 MiB."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 1024 or unit == "PiB":
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError("the last unit takes everything")
+OWNER_KEY: Final = "volume"  # the object that says whose objects these are: the volume's uuid
+META_HELP: Final = "use redis://HOST:PORT/DB or sqlite:///FILE.db"
+_REDIS: Final = ("redis", "rediss", "unix")
+_SQLITE: Final = ("sqlite", "sqlite3")
 
 
 def open_store(url: str, runtime: Runtime, create: bool = False) -> Store:
@@ -55,14 +32,41 @@ def open_store(url: str, runtime: Runtime, create: bool = False) -> Store:
 
     Raises: ConfigError.
     """
+    path = sqlite_file(url)
+    if path is None:
+        from fsmeta.store_redis import RedisStore
+
+        try:
+            return RedisStore(url, runtime)
+        except StoreError as error:
+            raise ConfigError(
+                f"{shown_url(url)}: {error}; check user and password in the URL"
+            ) from error
+    _check_file(path, create)
+    from fsmeta.store_sqlite import SqliteStore
+
+    return SqliteStore(path, runtime, create)
+
+
+def shown_url(url: str) -> str:
+    """A metadata URL without its password, wherever that stands."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
+
+
+def sqlite_file(url: str) -> str | None:
+    """The file that an embedded volume's URL names; None where it names a server.
+
+    Raises: ConfigError where the URL is neither.
+    """
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise ConfigError(f"metadata URL {url!r} has no scheme: {_META_HELP}")
-    if scheme in ("redis", "rediss", "unix"):
-        return RedisStore(url, runtime)
-    if scheme in ("sqlite", "sqlite3"):
-        return SqliteStore(sqlite_path(rest), runtime, create)
-    raise ConfigError(f"metadata URL scheme {scheme!r} is unknown: {_META_HELP}")
+        raise ConfigError(f"metadata URL {url!r} has no scheme: {META_HELP}")
+    if scheme in _SQLITE:
+        return sqlite_path(rest)
+    if scheme in _REDIS:
+        return None
+    raise ConfigError(f"metadata URL scheme {scheme!r} is unknown: {META_HELP}")
 
 
 def sqlite_path(rest: str) -> str:
@@ -72,10 +76,28 @@ def sqlite_path(rest: str) -> str:
     Raises: ConfigError.
     """
     if rest.strip("/") == "":
-        raise ConfigError(f"the metadata URL names no file: {_META_HELP}")
+        raise ConfigError(f"the metadata URL names no file: {META_HELP}")
     if rest.startswith("/") and rest.count("/") == 1:
         return os.path.abspath(rest[1:])
-    return os.path.abspath(rest)
+    # abspath keeps two leading slashes, and `sqlite:////dir/x.db` has them
+    return os.path.abspath("/" + rest.lstrip("/") if rest.startswith("/") else rest)
+
+
+def _check_file(path: str, create: bool) -> None:
+    """Say what SQLite would only call "unable to open". Raises: ConfigError."""
+    folder = os.path.dirname(path)
+    if os.path.isdir(path):
+        raise ConfigError(f"metadata file {path} is a directory: name a file")
+    if not os.path.isdir(folder):
+        raise ConfigError(f"the directory {folder} of the metadata file is not there: create it")
+    if not os.path.exists(path):
+        if not create:
+            raise ConfigError(f"there is no metadata file {path}: run `slicefs format` first")
+    elif not os.access(path, os.R_OK | os.W_OK):
+        raise ConfigError(f"metadata file {path}: you may not read and write it")
+    # SQLite keeps its log beside the file
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"the directory {folder} of the metadata file: you may not write to it")
 
 
 def normal_bucket(storage: str, bucket: str) -> str:
@@ -92,20 +114,57 @@ def normal_bucket(storage: str, bucket: str) -> str:
 _MEMORY: Final[dict[str, MemObjects]] = {}  # by bucket: what format and mount of one process share
 
 
+def data_directory(settings: VolumeFormat) -> str | None:
+    """Where a volume keeps its objects as files; None where it does not."""
+    return os.path.join(settings.bucket, settings.name) if settings.storage == "file" else None
+
+
 def open_objects(settings: VolumeFormat, runtime: Runtime, create: bool = False) -> ObjectStore:
     """The volume's object store, without wrappers. Raises: ConfigError."""
     if settings.storage == "mem":
         return _MEMORY.setdefault(settings.bucket, MemObjects(runtime))
-    if settings.storage == "file":
-        root = os.path.join(settings.bucket, settings.name)
-        if not create and not os.path.isdir(root):
-            raise ConfigError(
-                f"the data directory {root} is not there: mount its disk, or restore it"
-            )
-        try:
-            return FileObjects(runtime, root)
-        except OSError as error:
-            raise ConfigError(
-                f"--bucket {settings.bucket}: {error.strerror}; choose a directory you may write"
-            ) from error
-    raise ConfigError(f"this slicefs does not know storage {settings.storage!r}: upgrade slicefs")
+    root = data_directory(settings)
+    if root is None:
+        raise ConfigError(
+            f"this slicefs does not know storage {settings.storage!r}: upgrade slicefs"
+        )
+    if create:
+        return FileObjects(runtime, root)
+    if not os.path.isdir(root):
+        raise ConfigError(f"the data directory {root} is not there: mount its disk, or restore it")
+    objects = FileObjects(runtime, root)
+    _require_owner(objects, settings, root)
+    return objects
+
+
+def _require_owner(objects: ObjectStore, settings: VolumeFormat, root: str) -> None:
+    """Raises: ConfigError where the objects are another volume's: their names would be mixed up."""
+    try:
+        owner = objects.get(OWNER_KEY).decode(errors="replace").strip()
+    except ObjectMissing:
+        return  # restored without it, or made by a program
+    if owner != settings.uuid:
+        raise ConfigError(
+            f"the data directory {root} belongs to volume {owner}, not to {settings.uuid}: "
+            "mount the right disk there"
+        )
+
+
+def claim_objects(objects: ObjectStore, settings: VolumeFormat) -> None:
+    """Mark an empty object store as this volume's. Raises: ConfigError where it is not empty."""
+    if settings.storage == "mem":
+        return
+    if next(objects.list(""), None) is not None:
+        raise ConfigError(
+            f"{data_directory(settings)} holds data of another volume: "
+            "choose another --bucket or another name"
+        )
+    objects.put(OWNER_KEY, (settings.uuid.encode(),))
+    objects.sync((OWNER_KEY,))
+
+
+def require_writable(settings: VolumeFormat) -> None:
+    """Raises: ConfigError where every write of a mount would fail."""
+    root = data_directory(settings)
+    if root is not None and not os.access(root, os.W_OK | os.X_OK):
+        raise ConfigError(f"you may not write to the data directory {root}: mount it with -o ro")

@@ -111,13 +111,17 @@ class FileIO:
     def commit(
         self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
     ) -> None:
-        """Slices are stored: make them part of the file, and show them to its readers."""
-        before, after = self._meta.write_slices(ino, batch, length, mtime_ns)
-        self._versions.moved(before, after)
+        """Slices are stored: make them part of the file, and show them to its readers.
+
+        The file gets the time of its last write, which stat(2) has been showing since.
+        """
         file = self._files.get(ino)
         if file is not None:
-            file.length = after.size
-            file.forget_chunks()
+            mtime_ns = file.mtime_ns
+        before, after = self._meta.write_slices(ino, batch, length, mtime_ns)
+        self._versions.moved(before, after)
+        if file is not None:
+            file.committed(after)
         for index in dict.fromkeys(index for index, _ in batch):
             self.on_many_slices(ino, index)
 
@@ -127,30 +131,34 @@ class FileIO:
         """The handle of a file just made."""
         self._versions.still(attr)
         fh, handle = self._files.enter(attr.ino, flags)
-        handle.file.learn(attr)
+        handle.file.learn(attr, 0)
         return Opened(fh, keep_cache=True, no_flush=not handle.writable)
 
-    def open(self, caller: Caller, ino: Ino, flags: int) -> Opened:
+    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool) -> Opened:
         """open(2) of what exists. Raises: EACCES, EISDIR, ESTALE."""
         # first the handle, then the file's fate: who deletes orphans asks what is open (`reclaim`)
         fh, handle = self._files.enter(ino, flags)
         try:
-            return self._open(caller, fh, handle, flags)
+            return self._open(caller, fh, handle, flags, kill_suid)
         except BaseException:
             self._files.leave(fh)
             raise
 
-    def _open(self, caller: Caller, fh: int, handle: FileHandle, flags: int) -> Opened:
+    def _open(
+        self, caller: Caller, fh: int, handle: FileHandle, flags: int, kill_suid: bool
+    ) -> Opened:
         file = handle.file
-        attr = self._meta.getattr(caller, file.ino)
+        commits = file.commits
+        attr = self._meta.open(caller, file.ino)
         if attr.nlink == 0 and file.handles == 1:
             raise OSError(errno.ESTALE, f"inode {file.ino} has no name")
         access.require(caller, attr, _mask(flags))
-        if flags & os.O_TRUNC and (attr.size or file.dirty):
-            attr = self.truncate(caller, file.ino, SetAttr(size=0))
-        file.learn(attr)
-        keep = self._versions.still(attr) or file.dirty
-        return Opened(fh, keep_cache=keep, no_flush=not handle.writable)
+        if flags & os.O_TRUNC:
+            want = SetAttr(size=0, mtime_now=True, kill_suid=kill_suid, opened=True)
+            attr = self.truncate(caller, file.ino, want)
+        else:
+            file.learn(attr, commits)
+        return Opened(fh, keep_cache=self._versions.still(attr), no_flush=not handle.writable)
 
     def release(self, fh: int) -> None:
         """The last close(2) of a handle."""
@@ -204,7 +212,7 @@ class FileIO:
             file.length = self._meta.getattr(ROOT_CALLER, file.ino).size
         return file.length
 
-    def write(self, fh: int, offset: int, data: memoryview, kill_suid: bool) -> int:
+    def write(self, caller: Caller, fh: int, offset: int, data: memoryview, kill_suid: bool) -> int:
         """Take `data` for `offset`. Raises: EBADF, EFBIG, ENOSPC, and what earlier writes met."""
         handle = self._files.file_handle(fh)
         if not handle.writable:
@@ -213,12 +221,12 @@ class FileIO:
             raise OSError(errno.EFBIG, f"write to {offset}")
         file = handle.file
         if kill_suid and file.suid:
-            self._meta.setattr(ROOT_CALLER, file.ino, SetAttr(kill_suid=True))
+            self._meta.setattr(caller, file.ino, SetAttr(kill_suid=True))
             file.suid = False
         if self._meta.format.capacity:
             self._require_space(len(data))
+        file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
         self._writer(file).write(offset, data)
-        file.mtime_ns = self._runtime.now_ns()
         return len(data)
 
     def _writer(self, file: OpenFile) -> FileWriter:
@@ -253,11 +261,12 @@ class FileIO:
     def truncate(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
         """setattr with a size: after what was written before, before what comes later."""
         file = self._files.get(ino)
-        if file is not None:
-            self.flush_file(file)
+        if file is None:
+            return self._meta.setattr(caller, ino, want)
+        self.flush_file(file)
+        commits = file.commits
         attr = self._meta.setattr(caller, ino, want)
-        if file is not None:
-            file.learn(attr)
+        file.learn(attr, commits)
         return attr
 
     def flush_all(self) -> list[tuple[Ino, Exception]]:

@@ -93,11 +93,22 @@ class FileSystem(Protocol):
         """`flags` are those of renameat2(2)."""
 
     def create(
-        self, caller: Caller, parent: Ino, name: bytes, mode: int, flags: int
+        self,
+        caller: Caller,
+        parent: Ino,
+        name: bytes,
+        mode: int,
+        flags: int,
+        kill_suid: bool = False,
     ) -> tuple[Entry, Opened]:
-        """open(2) with O_CREAT; `flags` are open's. The umask has been applied to `mode`."""
+        """open(2) with O_CREAT; `flags` are open's. The umask has been applied to `mode`.
 
-    def open(self, caller: Caller, ino: Ino, flags: int) -> Opened: ...
+        Raises: ESTALE where the kernel must look the name up and try again.
+        """
+
+    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
+        """`kill_suid`: O_TRUNC drops S_ISUID and S_ISGID, as it does for all without CAP_FSETID."""
+
     def read(self, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
         """At most `size` bytes as pieces in order; fewer only at the end of the file."""
 

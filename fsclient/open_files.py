@@ -2,7 +2,11 @@
 
 All handles of an inode share one `OpenFile`: its writer with the bytes not committed yet, its
 length, and the slices of its chunks. A handle has its own `FileReader`, because read-ahead is the
-handle's.
+handle's. An open directory has an `OpenFile` only so that it is held when it loses its name.
+
+Attributes that were asked for before a commit of ours and used after it would take back what the
+commit has brought. So `commits` counts them, each after the store has it and before its bytes leave
+the writer: attributes are true with the overlay of that moment if the count is still the same.
 
 Threading: the table is guarded by its lock; an `OpenFile` is used by many threads at once, its
 writer has its own locks and its other fields are replaced whole.
@@ -17,7 +21,7 @@ from typing import Final
 from fsdata.reader import FileReader
 from fsdata.writer import FileWriter, WriteSide
 from fsmeta.engine import Meta
-from fsmeta.runtime import Runtime
+from fsmeta.runtime import Lock, Runtime
 from fsmeta.types import Attr, Dentry, Ino, Slice
 
 CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does not vouch
@@ -26,40 +30,62 @@ CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does n
 class OpenFile:
     """What all handles of one inode share."""
 
-    def __init__(self, meta: Meta, runtime: Runtime, ino: Ino) -> None:
+    def __init__(self, meta: Meta, runtime: Runtime, lock: Lock, ino: Ino) -> None:
         self.ino = ino
         self.handles = 0  # guarded by the table
         self.writer: FileWriter | None = None  # made under the table's lock, once
-        self.length = 0  # as far as we know; a read beyond it asks again
+        self.length = 0  # as far as we know; a read beyond it asks again; written under _lock
+        self.commits = 0  # of ours to this file; written under _lock
         self.suid = False
-        self.mtime_ns = 0  # of the last write that is not committed
+        self.mtime_ns = 0  # of the last write
+        self._lock = lock  # the table's
         self._meta = meta
         self._clock = runtime.monotonic
         self._chunks: dict[int, tuple[float, list[Slice]]] = {}  # replaced entry by entry
 
-    def learn(self, attr: Attr) -> None:
-        """The file was just opened or truncated: what is known from before may be old."""
+    def learn(self, attr: Attr, commits: int) -> None:
+        """The file was just opened or truncated: what is known from before may be old.
+
+        `commits` is the count from before `attr` was asked for.
+        """
         self.suid = bool(attr.mode & 0o6000)
-        if self.dirty:
-            return
-        self.length = attr.size
-        self.forget_chunks()
-        if self.writer is not None:
-            self.writer.set_length(attr.size)
+        with self._lock:
+            if self.commits != commits or self.dirty:
+                return
+            self.length = attr.size
+            self._chunks = {}
+            if self.writer is not None:
+                self.writer.set_length(attr.size)
+
+    def committed(self, attr: Attr) -> None:
+        """A commit of ours has made the file what `attr` says."""
+        with self._lock:
+            self.commits += 1
+            self.length = attr.size
+            self._chunks = {}
 
     @property
     def dirty(self) -> bool:
+        """Whether anything written here is not committed yet."""
         writer = self.writer
         return writer is not None and writer.dirty
 
     def overlay(self, attr: Attr) -> Attr:
-        """Attributes as this mount sees them: with what it has written and not yet committed."""
+        """Attributes as this mount sees them: with what it has written and not yet committed.
+
+        All is as it will be after the commit; only `used` counts what is overwritten twice.
+        """
         writer = self.writer
         if writer is None or not writer.dirty:
             return attr
-        mtime = max(attr.mtime_ns, self.mtime_ns)
+        mtime = self.mtime_ns
         size = max(attr.size, writer.length)
-        return attr._replace(size=size, mtime_ns=mtime, ctime_ns=max(attr.ctime_ns, mtime))
+        return attr._replace(
+            size=size,
+            used=min(size, attr.used + writer.pending_bytes),
+            mtime_ns=mtime,
+            ctime_ns=max(attr.ctime_ns, mtime),
+        )
 
     def slices(self, index: int) -> list[Slice]:
         """Committed slices of a chunk and then pending ones, for `FileReader`."""
@@ -99,11 +125,12 @@ class FileHandle:
 class DirHandle:
     """One opendir(3): the names read so far, in the order their cookies count."""
 
-    def __init__(self, ino: Ino) -> None:
-        self.ino = ino
+    def __init__(self, file: OpenFile) -> None:
+        self.file = file
         self.entries: list[Dentry] = []
         self.seen: set[bytes] = set()
         self.cursor: bytes | None = b""  # where the next page begins; None at the end
+        self.begun = False  # somebody has read from it
 
     def rewind(self) -> None:
         """rewinddir(3): read the directory anew."""
@@ -126,17 +153,20 @@ class OpenFiles:
     def enter(self, ino: Ino, flags: int) -> tuple[int, FileHandle]:
         """A new handle of a file; its file knows nothing yet if it was not open."""
         with self._lock:
-            file = self._files.get(ino)
-            if file is None:
-                file = self._files[ino] = OpenFile(self._meta, self._runtime, ino)
-            file.handles += 1
-            handle = FileHandle(file, flags)
+            handle = FileHandle(self._share(ino), flags)
             return self._add(handle), handle
 
     def enter_dir(self, ino: Ino) -> int:
         """A new handle of a directory."""
         with self._lock:
-            return self._add(DirHandle(ino))
+            return self._add(DirHandle(self._share(ino)))
+
+    def _share(self, ino: Ino) -> OpenFile:
+        file = self._files.get(ino)
+        if file is None:
+            file = self._files[ino] = OpenFile(self._meta, self._runtime, self._lock, ino)
+        file.handles += 1
+        return file
 
     def _add(self, handle: FileHandle | DirHandle) -> int:
         fh = self._next
@@ -169,9 +199,9 @@ class OpenFiles:
         """A handle is closed; returns its file if that was the last one."""
         with self._lock:
             handle = self._handles.pop(fh, None)
-            if not isinstance(handle, FileHandle):
+            if handle is None:
                 return None
-            if handle.reader is not None:
+            if isinstance(handle, FileHandle) and handle.reader is not None:
                 handle.reader.close()
             handle.file.handles -= 1
             if handle.file.handles:
@@ -183,13 +213,8 @@ class OpenFiles:
         """The file, if it is open here."""
         return self._files.get(ino)
 
-    def overlay(self, attr: Attr) -> Attr:
-        """`attr` with what is written here and not committed yet."""
-        file = self._files.get(attr.ino)
-        return attr if file is None else file.overlay(attr)
-
     def all(self) -> list[OpenFile]:
-        """Every open file now."""
+        """Everything that is open now."""
         with self._lock:
             return list(self._files.values())
 

@@ -9,23 +9,28 @@ import faulthandler
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Final, NamedTuple
 
 from fsclient.client import Client, ClientOptions
-from fsclient.config import open_store
+from fsclient.config import open_store, require_writable
+from fsclient.daemon import open_log
 from fsclient.fuse import mount as kernel
+from fsclient.fuse.mount_options import is_read_only
 from fsclient.fuse.session import Session, SessionConfig
+from fsclient.interpreter import tune
 from fsclient.metrics import operation_numbers
 from fsdata.budget import BUFFER_BYTES
 from fsdata.uploads import UPLOAD_THREADS
-from fsmeta.errors import ConfigError
+from fsmeta.errors import ConfigError, Corrupt
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.transact import DEADLINE_S
 
 log = logging.getLogger(__name__)
 
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 
@@ -50,6 +55,7 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
     Raises: ConfigError.
     """
     _start_log(request)
+    tune(request.buffer_bytes)
     runtime = SystemRuntime()
     options = ClientOptions(
         buffer_bytes=request.buffer_bytes,
@@ -58,9 +64,12 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
         meta_timeout_s=request.meta_timeout_s,
         mountpoint=request.mountpoint,
     )
+    _fail_on_signal()
     store = open_store(request.meta, runtime)
     try:
         client = Client(store, runtime, options)
+        if not is_read_only(request.options):
+            require_writable(client.meta.format)
         mounted = kernel.mount(request.mountpoint, client.meta.format.name, request.options)
     except BaseException:
         store.close()
@@ -79,7 +88,7 @@ def _serve_mounted(
     ready: Callable[[], None],
 ) -> int:
     trace = logging.getLogger("slicefs.request").debug if request.debug else None
-    config = SessionConfig(threads=request.threads, trace=trace, on_corrupt=client.vfs.freeze)
+    config = SessionConfig(threads=request.threads, trace=trace, on_corrupt=_freezer(client))
     session = Session(mounted, client.vfs, runtime, config)
     try:
         client.start()
@@ -100,8 +109,33 @@ def _serve_mounted(
     return 0 if stored else 1
 
 
+def _freezer(client: Client) -> Callable[[Corrupt], None]:
+    """What to do about corrupt metadata: change nothing any more, and say so once."""
+    found: list[Corrupt] = []
+    client.metrics.add(lambda: {"read_only": float(bool(found))})
+
+    def freeze(error: Corrupt) -> None:
+        if not found:
+            found.append(error)
+            log.error("%s; read-only from now on: unmount and run `slicefs fsck`", error)
+            client.vfs.freeze(error)
+
+    return freeze
+
+
+def _fail_on_signal() -> None:
+    """Until there is something to unmount, the signals that end programs make mounting fail."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        raise ConfigError(f"{signal.Signals(number).name} before the mount was ready")
+
+    for number in _ENDING:
+        signal.signal(number, on_signal)
+
+
 def _end_on_signal(session: Session, mountpoint: str, runtime: Runtime) -> None:
-    """SIGTERM and SIGINT unmount; where the mount is in use it is detached after the flush."""
+    """The signals that end programs unmount; a mount in use is detached when nobody is served."""
+    ending = False
 
     def end() -> None:
         try:
@@ -109,30 +143,36 @@ def _end_on_signal(session: Session, mountpoint: str, runtime: Runtime) -> None:
         except ConfigError as error:
             log.warning("%s; detaching it", error)
             session.stop()
-            kernel.umount(mountpoint, lazy=True)
+            session.wait()  # its workers are woken through the mount, so detaching comes after
+            _detach(mountpoint)
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        log.info("%s: unmounting", signal.Signals(number).name)
-        runtime.spawn("unmount", end)
+        nonlocal ending
+        if not ending:
+            ending = True
+            log.info("%s: unmounting", signal.Signals(number).name)
+            runtime.spawn("unmount", end)
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    for number in _ENDING:
+        signal.signal(number, on_signal)
+
+
+def _detach(mountpoint: str) -> None:
+    try:
+        kernel.umount(mountpoint, lazy=True)
+    except ConfigError as error:
+        log.info("%s", error)  # somebody was faster
 
 
 def _start_log(request: MountRequest) -> None:
+    """Log to the file or to standard error. A crash, and SIGUSR1, leave every thread's stack."""
+    stream = sys.stderr
     if request.log_file is not None:
-        try:
-            os.makedirs(os.path.dirname(os.path.abspath(request.log_file)), exist_ok=True)
-            handler: logging.Handler = logging.FileHandler(request.log_file)
-        except OSError as error:
-            raise ConfigError(
-                f"can't write the log {request.log_file}: {error.strerror}; choose --log FILE"
-            ) from error
-        faulthandler.enable(handler.stream)  # type: ignore[attr-defined]
-    else:
-        handler = logging.StreamHandler()
-        faulthandler.enable()
+        stream = os.fdopen(open_log(request.log_file), "a")
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    faulthandler.enable(stream)
+    faulthandler.register(signal.SIGUSR1, stream)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if request.debug else logging.INFO)

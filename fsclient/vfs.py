@@ -19,15 +19,27 @@ from typing import Final
 from fsclient.coherence import Coherence
 from fsclient.file_io import DataSide, FileIO
 from fsclient.filesystem import Buffer, DirItem, Entry, FileSystem, Opened, Stat
-from fsclient.open_files import DirHandle, OpenFiles
+from fsclient.open_files import DirHandle, OpenFile, OpenFiles
 from fsclient.virtual import VirtualFiles
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.errors import Corrupt
 from fsmeta.ops.rename import Place
 from fsmeta.runtime import Runtime
-from fsmeta.types import CHUNK_BYTES, ROOT_INO, Attr, Caller, Dentry, FileType, Ino, SetAttr, StatFs
+from fsmeta.types import (
+    CHUNK_BYTES,
+    ROOT_CALLER,
+    ROOT_INO,
+    Attr,
+    Caller,
+    Dentry,
+    FileType,
+    Ino,
+    SetAttr,
+    StatFs,
+)
 
+REMOVED_MAX: Final = 10_000  # inodes without names that the kernel has not forgotten; about 4 MB
 ATTRS_AT_ONCE: Final = 128  # entries of a plus page; the kernel's buffer holds 25 to 250
 
 INFO_XATTR: Final = b"user.slicefs.info"  # answers `slicefs info`; not stored, not listed
@@ -45,6 +57,7 @@ class VFS:
         self.coherence = Coherence(meta, runtime)
         self._virtual = virtual
         self._corrupt: Corrupt | None = None  # set once; everything that writes is EROFS then
+        self._removed: dict[Ino, Attr] = {}  # lost their last name here; each step is atomic
 
     def freeze(self, error: Corrupt) -> None:
         """The metadata is corrupt: change nothing any more."""
@@ -61,7 +74,38 @@ class VFS:
             raise OSError(code, f"{name.decode()} is SliceFS's own")
 
     def _entry(self, parent: Ino, name: bytes, attr: Attr) -> Entry:
-        return self.coherence.entry(parent, name, self.files.overlay(attr))
+        """What `name` leads to, given attributes that have just been asked for."""
+        file = self.files.get(attr.ino)
+        if file is None or file.writer is None:
+            return self.coherence.entry(parent, name, attr)
+        entry = self.coherence.entry(parent, name, self._getattr_written(file))
+        return entry._replace(attr_ttl=0.0)
+
+    def _stat(self, attr: Attr) -> Stat:
+        """Attributes that have just been asked for, for the kernel.
+
+        Of a file that is being written here it may believe nothing: it invalidates `st_blocks` when
+        it sends a write, and not when we commit it.
+        """
+        file = self.files.get(attr.ino)
+        if file is None or file.writer is None:
+            return self.coherence.stat(attr)
+        return Stat(self._getattr_written(file), 0.0)
+
+    def _getattr_written(self, file: OpenFile) -> Attr:
+        """Attributes with what is written here and not committed."""
+        while True:
+            commits = file.commits
+            attr = file.overlay(self._meta.getattr(ROOT_CALLER, file.ino))
+            if file.commits == commits:
+                return attr
+
+    def _lost_name(self, left: Attr) -> None:
+        """What the kernel still refers to it may ask about, even when it has been deleted."""
+        if left.nlink == 0:
+            if len(self._removed) >= REMOVED_MAX:
+                self._removed.clear()
+            self._removed[left.ino] = left
 
     # --- names -----------------------------------------------------------------------------------
 
@@ -80,6 +124,7 @@ class VFS:
 
     def forget(self, ino: Ino, lookups: int) -> None:
         del lookups
+        self._removed.pop(ino, None)
         self.coherence.forget(ino)
 
     def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
@@ -103,11 +148,11 @@ class VFS:
 
     def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         self._require_name(parent, name)
-        self._meta.unlink(caller, parent, name)
+        self._lost_name(self._meta.unlink(caller, parent, name))
 
     def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         self._require_name(parent, name)
-        self._meta.rmdir(caller, parent, name)
+        self._lost_name(self._meta.rmdir(caller, parent, name))
 
     def rename(
         self,
@@ -120,7 +165,10 @@ class VFS:
     ) -> None:
         self._require_name(parent, name)
         self._require_name(new_parent, new_name)
-        self._meta.rename(caller, Place(parent, name), Place(new_parent, new_name), flags)
+        old, new = Place(parent, name), Place(new_parent, new_name)
+        replaced = self._meta.rename(caller, old, new, flags).replaced
+        if replaced is not None:
+            self._lost_name(replaced)
 
     def readlink(self, caller: Caller, ino: Ino) -> bytes:
         return self._meta.readlink(caller, ino)
@@ -131,15 +179,22 @@ class VFS:
         del fh
         if self._virtual.owns(ino):
             return self._virtual.getattr(ino)
-        return self.coherence.stat(self.files.overlay(self._meta.getattr(caller, ino)))
+        try:
+            attr = self._meta.getattr(caller, ino)
+        except OSError as error:
+            removed = self._removed.get(ino)
+            if error.errno != errno.ESTALE or removed is None:
+                raise
+            attr = removed
+        return self._stat(attr)
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> Stat:
         self._require_writable()
         if self._virtual.owns(ino):
             return self._virtual.getattr(ino)  # `> .control` truncates
-        # who may write to the open file may truncate it, whatever its mode is by now
-        if want.size is not None and fh is not None and self.io.handle(fh).writable:
-            caller = caller._replace(checked=True)
+        if want.size is not None and fh is not None:
+            # ftruncate(2): who may write to the open file may, whatever its mode is by now
+            want = want._replace(mtime_now=True, opened=self.io.handle(fh).writable)
         if want.size is not None or want.mtime_ns is not None or want.mtime_now:
             # data written before must not bring its own, later mtime with it
             attr = self.io.truncate(caller, ino, want)
@@ -148,7 +203,7 @@ class VFS:
         file = self.files.get(ino)
         if file is not None:
             file.suid = bool(attr.mode & 0o6000)
-        return self.coherence.stat(self.files.overlay(attr))
+        return self._stat(attr)
 
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
         self._meta.access(caller, ino, mask)
@@ -188,7 +243,13 @@ class VFS:
     # --- files -----------------------------------------------------------------------------------
 
     def create(
-        self, caller: Caller, parent: Ino, name: bytes, mode: int, flags: int
+        self,
+        caller: Caller,
+        parent: Ino,
+        name: bytes,
+        mode: int,
+        flags: int,
+        kill_suid: bool = False,
     ) -> tuple[Entry, Opened]:
         self._require_name(parent, name, errno.EEXIST)
         mode = stat.S_IFREG | mode & 0o7777
@@ -197,27 +258,37 @@ class VFS:
         except OSError as error:
             if error.errno != errno.EEXIST or flags & os.O_EXCL:
                 raise
-            return self._open_existing(caller, parent, name, flags)
+            return self._open_existing(caller, parent, name, flags, kill_suid)
         return self._entry(parent, name, attr), self.io.created(attr, flags)
 
     def _open_existing(
-        self, caller: Caller, parent: Ino, name: bytes, flags: int
+        self, caller: Caller, parent: Ino, name: bytes, flags: int, kill_suid: bool
     ) -> tuple[Entry, Opened]:
-        """Somebody else made the file since the kernel looked: O_CREAT without O_EXCL opens it."""
+        """Somebody else made the file since the kernel looked: O_CREAT without O_EXCL opens it.
+
+        The kernel has judged the directory, not this file. Where we can't, ESTALE makes it look the
+        name up and judge what it finds.
+        """
         attr = self._meta.lookup(caller, parent, name)
         if attr.type is FileType.DIR:
             raise OSError(errno.EISDIR, "is a directory")
-        # the kernel judged the directory, not this file
-        opened = self.io.open(caller._replace(checked=False), attr.ino, flags)
+        if attr.type is not FileType.REG:
+            raise OSError(errno.ESTALE, "is no plain file")
+        try:
+            opened = self.io.open(caller._replace(checked=False), attr.ino, flags, kill_suid)
+        except PermissionError as error:
+            if not caller.checked:
+                raise
+            raise OSError(errno.ESTALE, "groups that we don't know may say yes") from error
         attr = self._meta.getattr(caller, attr.ino)
         return self._entry(parent, name, attr), opened
 
-    def open(self, caller: Caller, ino: Ino, flags: int) -> Opened:
+    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
         if self._virtual.owns(ino):
             return self._virtual.open(ino)
         if flags & (os.O_ACCMODE | os.O_TRUNC):
             self._require_writable()
-        return self.io.open(caller, ino, flags)
+        return self.io.open(caller, ino, flags, kill_suid)
 
     def read(self, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
         del caller
@@ -228,9 +299,9 @@ class VFS:
     def write(
         self, caller: Caller, ino: Ino, fh: int, offset: int, data: memoryview, kill_suid: bool
     ) -> int:
-        del caller, ino
+        del ino
         self._require_writable()
-        return self.io.write(fh, offset, data, kill_suid)
+        return self.io.write(caller, fh, offset, data, kill_suid)
 
     def flush(self, caller: Caller, ino: Ino, fh: int) -> None:
         del caller
@@ -256,16 +327,21 @@ class VFS:
             if not attr.is_dir:
                 raise OSError(errno.ENOTDIR, "not a directory")
             access.require(caller, attr, access.READ)
-        return Opened(self.files.enter_dir(ino))
+        fh = self.files.enter_dir(ino)
+        handle = self.files.dir_handle(fh)
+        self._read_dots(caller, handle)
+        self._read_page(handle)  # now rather than later: from here on we hear of changes
+        cache, keep = self.coherence.listing(ino)
+        return Opened(fh, keep_cache=keep, cache_dir=cache)
 
     def readdir(
         self, caller: Caller, ino: Ino, fh: int, cookie: int, plus: bool
     ) -> Iterator[DirItem]:
         handle = self.files.dir_handle(fh)
-        if cookie == 0 and handle.entries:
+        if cookie == 0 and handle.begun:
             handle.rewind()
-        if not handle.entries:
             self._read_dots(caller, handle)
+        handle.begun = True
         at = cookie
         while True:
             while at >= len(handle.entries) and handle.cursor is not None:
@@ -273,33 +349,36 @@ class VFS:
             page = handle.entries[at : at + ATTRS_AT_ONCE]
             if not page:
                 return
-            # the kernel asks for the attributes of `.` and `..` itself when it wants them
-            named = [each.ino for each in page if each.name not in (b".", b"..")]
-            attrs = self._meta.attrs(named) if plus and named else {}
-            for dentry in page:
+            attrs = self._attrs_of(ino, page[max(0, 2 - at) :]) if plus else {}
+            for name, child, kind in page:
                 at += 1
-                dots = at <= 2
-                yield self._item(ino, dentry, at, None if dots else attrs.get(dentry.ino))
+                # the kernel asks for the attributes of `.` and `..` itself when it wants them
+                attr = attrs.get(child) if at > 2 else None
+                entry = None if attr is None else self._entry(ino, name, attr)
+                yield DirItem(name, child, kind, at, entry)
+
+    def _attrs_of(self, parent: Ino, page: list[Dentry]) -> dict[Ino, Attr]:
+        """Attributes for a listing, of what the kernel does not hold already."""
+        held = self.coherence.held
+        inos = [ino for name, ino, _ in page if not held(parent, name, ino)]
+        return self._meta.attrs(inos) if inos else {}
 
     def _read_dots(self, caller: Caller, handle: DirHandle) -> None:
-        attr = self._meta.getattr(caller, handle.ino)
-        parent = attr.ino if handle.ino == ROOT_INO else attr.parent
+        ino = handle.file.ino
+        attr = self._meta.getattr(caller, ino)
+        parent = ino if ino == ROOT_INO else attr.parent
         handle.entries = [
-            Dentry(b".", handle.ino, FileType.DIR),
-            Dentry(b"..", parent or handle.ino, FileType.DIR),
+            Dentry(b".", ino, FileType.DIR),
+            Dentry(b"..", parent or ino, FileType.DIR),
         ]
 
     def _read_page(self, handle: DirHandle) -> None:
         assert handle.cursor is not None
-        page, handle.cursor = self._meta.names(handle.ino, handle.cursor)
+        page, handle.cursor = self._meta.names(handle.file.ino, handle.cursor)
         for dentry in page:
             if dentry.name not in handle.seen:
                 handle.seen.add(dentry.name)
                 handle.entries.append(dentry)
-
-    def _item(self, parent: Ino, dentry: Dentry, cookie: int, attr: Attr | None) -> DirItem:
-        entry = None if attr is None else self._entry(parent, dentry.name, attr)
-        return DirItem(dentry.name, dentry.ino, dentry.type, cookie, entry)
 
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None:
         del caller, ino, fh

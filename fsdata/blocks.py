@@ -122,14 +122,16 @@ class BlockStore:
     def put_block(
         self, slice_id: SliceId, block: int, buffer: Block, reserved: bool = False
     ) -> None:
-        """Store a block; afterwards its buffer is the memory cache's.
+        """Store a block.
 
-        `reserved`: the buffer is counted as a write buffer in the budget, and no longer on return.
+        `reserved`: the buffer is counted as a write buffer in the budget; on return it is the
+        memory cache's.
         Raises: OSError ENOSPC EDQUOT, Unavailable; then the buffer is the caller's still.
         """
         key = object_key(slice_id, block, len(buffer))
         self._objects.put(key, encode((buffer,), self._codec))
-        self._cache.put((slice_id, block), buffer, reserved)
+        if reserved:
+            self._cache.put_behind((slice_id, block), buffer)
 
     def take_spare(self) -> bytearray | None:
         """A used buffer of a full block for the next one, if there is any."""
@@ -151,24 +153,27 @@ class BlockStore:
         """
         key = (slice_id, block)
         view = self._cache.get(key, begin, end)
-        if view is not None:
-            return view
         length = block_length(size, block, self.block_bytes)
-        assert 0 <= begin <= end <= length, (slice_id, size, block, begin, end)
-        if not (whole or length <= WHOLE_BYTES or 2 * (end - begin) >= length):
-            found = self._read_range(key, length, begin, end)
-            if found is not None:
-                return found
-        return self._fetch(key, length)[begin:end]
+        if view is None:
+            assert 0 <= begin <= end <= length, (slice_id, size, block, begin, end)
+            if not (whole or length <= WHOLE_BYTES or 2 * (end - begin) >= length):
+                found = self._read_range(key, length, begin, end)
+                if found is not None:
+                    return found
+            # What one read takes as a whole the kernel's page cache has from then on.
+            view = self._fetch(key, length, keep=end - begin < length)[begin:end]
+        if whole and end == length:
+            self._cache.leave_behind(key)
+        return view
 
     def fetch(self, slice_id: SliceId, size: int, block: int) -> None:
         """Bring a block into the memory cache, as read-ahead does. Raises: as `read`."""
         key = (slice_id, block)
         if not self._cache.has(key):
-            self._fetch(key, block_length(size, block, self.block_bytes))
+            self._fetch(key, block_length(size, block, self.block_bytes), keep=True)
 
-    def _fetch(self, key: BlockKey, length: int) -> memoryview:
-        """A whole block, fetched by one thread at a time."""
+    def _fetch(self, key: BlockKey, length: int, keep: bool) -> memoryview:
+        """A whole block, fetched by one thread at a time; with `keep` it is cached."""
         with self._lock:
             flight = self._flights.get(key)
             mine = flight is None
@@ -182,7 +187,10 @@ class BlockStore:
             block = self._fetch_now(key, length)
             # A view before the cache owns the buffer, or it could be used again under us.
             flight.result = memoryview(block)
-            self._cache.put(key, block)
+            if keep:
+                self._cache.put(key, block)
+            else:
+                self._cache.pass_by(block)
             return flight.result
         except (OSError, StoreError) as error:
             flight.error = error

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fsdata.blocks import BlockStore
-from fsdata.geometry import Segment, block_ranges, resolve
+from fsdata.geometry import block_ranges
+from fsmeta.errors import StoreError
+from fsmeta.slices import Segment, resolve
 from fsmeta.types import Slice, SliceId, SliceKind
 
 HOLE_MIN_BYTES = 1 << 20  # a smaller inner hole is cheaper as zeros in a block than as two records
@@ -24,10 +26,21 @@ def rewrite(blocks: BlockStore, slices: Sequence[Slice], new_id: SliceId) -> lis
 
     Holes at both ends are left out and large inner ones become gaps between records; they read
     as zeros because the records replace the whole list. Nothing is written where all is a hole.
-    Raises: ObjectMissing, ObjectDamaged, Unavailable, OSError ENOSPC; then delete `new_id`.
+    Raises: ObjectMissing, ObjectDamaged, Unavailable, OSError ENOSPC; then nothing is left of
+    `new_id`, as far as the store can be reached.
     """
     runs = _runs(resolve(slices))
     size = sum(run[-1].end - run[0].pos for run in runs)
+    try:
+        _write(blocks, runs, new_id)
+    except (OSError, StoreError):
+        _delete(blocks, new_id, size)
+        raise
+    return _records(runs, new_id, size)
+
+
+def _write(blocks: BlockStore, runs: list[list[Segment]], new_id: SliceId) -> None:
+    """Put the bytes of all runs into the new slice, one after another."""
     index, fill = 0, bytearray()
     for piece in _bytes(blocks, runs):
         while len(piece):
@@ -39,7 +52,13 @@ def rewrite(blocks: BlockStore, slices: Sequence[Slice], new_id: SliceId) -> lis
                 index, fill = index + 1, bytearray()
     if fill:
         blocks.put_block(new_id, index, fill)
-    return _records(runs, new_id, size)
+
+
+def _delete(blocks: BlockStore, new_id: SliceId, size: int) -> None:
+    try:
+        blocks.delete_slice(new_id, size)
+    except (OSError, StoreError):
+        pass  # gc will: nothing refers to them
 
 
 def _runs(view: list[Segment]) -> list[list[Segment]]:

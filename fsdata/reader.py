@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from fsdata.blocks import BlockStore
-from fsdata.geometry import Segment, block_ranges, chunk_ranges, resolve
+from fsdata.geometry import block_ranges, chunk_ranges
 from fsdata.prefetch import Prefetcher, Ticket, Window
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import Runtime
+from fsmeta.slices import Segment, resolve
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -97,6 +97,12 @@ class FileWriter:
         """Whether anything is not committed yet, or a failure not reported."""
         return bool(self._pending) or self._error is not None
 
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes of slices are not committed."""
+        with self._cond:
+            return sum([piece.length for piece in self._pending])
+
     def set_length(self, length: int) -> None:
         """The file was truncated or extended, after a flush."""
         with self._cond:

@@ -69,19 +69,25 @@ def inherit(caller: Caller, parent: Owned, mode: int) -> tuple[int, int]:
     """Mode and gid of an inode made in `parent`: a setgid directory passes on its group.
 
     A new directory inherits the bit itself; a file that would be setgid for a group its maker is
-    not in loses the bit (inode_init_owner in the kernel).
+    not in loses the bit (mode_strip_sgid in the kernel since 6.0). Requests that create name the
+    supplementary group that counts here, so a `checked` caller is judged, too.
     """
     if not parent.mode & stat.S_ISGID:
         return mode, caller.gid
     if stat.S_ISDIR(mode):
         return mode | stat.S_ISGID, parent.gid
     wants = mode & (stat.S_ISGID | stat.S_IXGRP) == stat.S_ISGID | stat.S_IXGRP
-    if wants and not caller.checked and caller.uid != 0 and not caller.in_group(parent.gid):
+    if wants and caller.uid != 0 and not caller.in_group(parent.gid):
         mode &= ~stat.S_ISGID
     return mode, parent.gid
 
 
-def drop_suid(mode: int) -> int:
-    """`mode` after a write or chown: no setuid, and no setgid where the group may execute."""
-    mode &= ~stat.S_ISUID
-    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode
+def drop_suid(caller: Caller, inode: Owned) -> int:
+    """The mode after a write or chown by `caller`: no setuid, no setgid if the group may execute.
+
+    Without group execute, setgid goes if the caller is not in the group; of a `checked` one that is
+    not known, and it stays: FUSE_HANDLE_KILLPRIV_V2 in linux/fuse.h has it so.
+    """
+    mode = inode.mode & ~stat.S_ISUID
+    stranger = not caller.checked and caller.uid != 0 and not caller.in_group(inode.gid)
+    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP or stranger else mode

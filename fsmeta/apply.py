@@ -1,7 +1,7 @@
 """What a commit means, once, for every engine that can get and put inside a transaction.
 
 `store_mem`, `store_sqlite` and `store_tikv` call `apply_commit`; on Redis the same steps are
-`commit.lua`. The caller provides atomicity: it discards all puts when this raises.
+`redis_commit.lua`. The caller provides atomicity: it discards all puts when this raises.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fsmeta.store import (
 
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
+_WORDS = range(1 << 32)
 
 
 class View(Protocol):
@@ -38,7 +39,7 @@ class View(Protocol):
 
 
 def apply_commit(view: View, commit: Commit) -> None:
-    """Validate and apply `commit`; a repeat of an applied one does nothing.
+    """Validate and apply `commit`; a repeat of an applied one, however late, does nothing.
 
     Raises: Conflict, NotEmpty, Fenced, LimitExceeded, Corrupt.
     """
@@ -62,9 +63,9 @@ def _already_applied(view: View, commit: Commit, fence: bytes) -> bool:
     last = view.get(fence, commit.worker)
     if last is None or not commit.writes:
         return False
-    seen = _U64.unpack(last)[0]
-    assert seen <= commit.sequence, "a worker's sequence went back"
-    return bool(seen == commit.sequence)
+    # a worker sends the next only when it knows this one's fate, so an older sequence is a
+    # duplicate that was delayed on its way: nobody waits for its answer any more
+    return bool(_U64.unpack(last)[0] >= commit.sequence)
 
 
 def _apply_write(view: View, write: Write) -> None:
@@ -87,9 +88,21 @@ def _apply_write(view: View, write: Write) -> None:
         record = view.get(row, write[2])
         if record is None:
             raise Conflict(f"{row!r} {write[2]!r} is gone")
+        _require_fit(row, write[2], record, write[3:])
         view.put(row, write[2], merge(record, write[3:]))
     else:
         raise AssertionError(f"unknown write {write!r}")
+
+
+def _require_fit(row: bytes, field: bytes, record: bytes, parts: Parts) -> None:
+    """Raises: Corrupt where `record` is too short for `parts`, or a word would leave 32 bits."""
+    for at, part in zip(parts[::2], parts[1::2], strict=True):
+        assert isinstance(at, int)
+        size = _U32.size if isinstance(part, int) else len(part)
+        if at + size > len(record):
+            raise Corrupt(row, field, f"{len(record)} bytes: too short to change {size} at {at}")
+        if isinstance(part, int) and _U32.unpack_from(record, at)[0] + part not in _WORDS:
+            raise Corrupt(row, field, f"the word at {at} can't move by {part}")
 
 
 def add_decimal(row: bytes, field: bytes, value: bytes | None, delta: int) -> bytes:
@@ -105,12 +118,12 @@ def add_decimal(row: bytes, field: bytes, value: bytes | None, delta: int) -> by
 
 def merge(record: bytes, parts: Parts) -> bytes:
     """`record` with the parts of a MERGE changed."""
-    changed = bytearray(record)
-    for at, part in zip(parts[::2], parts[1::2], strict=True):
+    changed = record
+    for index in range(0, len(parts), 2):
+        at, part = parts[index], parts[index + 1]
         assert isinstance(at, int)
-        if isinstance(part, bytes):
-            changed[at : at + len(part)] = part
-        else:
-            _U32.pack_into(changed, at, _U32.unpack_from(record, at)[0] + part)
+        if isinstance(part, int):
+            part = _U32.pack(_U32.unpack_from(record, at)[0] + part)
+        changed = changed[:at] + part + changed[at + len(part) :]
     assert len(changed) == len(record)
-    return bytes(changed)
+    return changed

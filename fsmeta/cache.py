@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from fsmeta.apply import merge
 from fsmeta.runtime import Runtime
@@ -27,6 +27,11 @@ from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Write, is_table
 ROWS_MAX: Final = 100_000  # about 60 MB with two small records a row
 ROW_FIELDS_MAX: Final = 20_000  # of one row, say a directory's names: about 4 MB
 _CHANGES_REMEMBERED: Final = 4096  # changes while one request is under way; more forget everything
+
+
+_Fields: TypeAlias = Mapping[bytes, bytes | None]
+_Rows: TypeAlias = Mapping[bytes, _Fields]
+_NO_ROWS: Final[_Rows] = {}
 
 
 class Missing:
@@ -43,34 +48,69 @@ class Mark(NamedTuple):
     own: int
 
 
-class _Changes:
-    """A numbered log of the latest changes; an entry is a row, or a row and field."""
+class _Others:
+    """A numbered log of the rows that others changed last."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._recent: deque[tuple[int, bytes, bytes]] = deque(maxlen=_CHANGES_REMEMBERED)
+        self._recent: deque[tuple[int, bytes]] = deque(maxlen=_CHANGES_REMEMBERED)
 
-    def add(self, row: bytes, field: bytes = b"") -> None:
-        """Note a change of `field`, or of the whole row."""
+    def add(self, row: bytes) -> None:
+        """Note a change of `row`."""
         self.count += 1
-        self._recent.append((self.count, row, field))
+        self._recent.append((self.count, row))
 
     def add_everything(self) -> None:
         """Note that any row may have changed."""
         self.count += _CHANGES_REMEMBERED + 1
         self._recent.clear()
 
-    def hit(self, mark: int, row: bytes, field: bytes) -> bool:
-        """Whether `field` of `row` changed after `mark`, as far as we remember."""
-        if self.count == mark:
-            return False
+    def hit(self, mark: int, row: bytes) -> bool:
+        """Whether `row` changed after `mark`, as far as we remember."""
         if self.count - mark > len(self._recent):
             return True
-        for at, changed_row, changed_field in reversed(self._recent):
+        for at, changed in reversed(self._recent):
             if at <= mark:
                 return False
-            if changed_row == row and changed_field in (b"", field):
+            if changed == row:
                 return True
+        return False
+
+
+class _Own:
+    """A numbered log of our own latest commits and reads, as they were taken in.
+
+    A commit must know of reads, too: one that began after it was sent may have seen it applied.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._recent: deque[tuple[int, Sequence[Write], _Rows]] = deque(maxlen=_CHANGES_REMEMBERED)
+
+    def add(self, writes: Sequence[Write], filled: _Rows) -> None:
+        """Note what a commit has written, or a read has brought."""
+        self.count += 1
+        self._recent.append((self.count, writes, filled))
+
+    def add_everything(self) -> None:
+        """Note that a read has brought too much to be remembered here."""
+        self.count += _CHANGES_REMEMBERED + 1
+        self._recent.clear()
+
+    def hit(self, mark: int, row: bytes, field: bytes | None) -> bool:
+        """Whether `field` (None: anything) of `row` was taken in after `mark`, if we remember."""
+        if self.count - mark > len(self._recent):
+            return True
+        for at, writes, filled in reversed(self._recent):
+            if at <= mark:
+                return False
+            if row in filled and (field is None or field in filled[row]):
+                return True
+            for write in writes:
+                if write[1] == row and (
+                    field is None or write[0] == DELETE_ROW or write[2] == field
+                ):
+                    return True
         return False
 
 
@@ -83,8 +123,8 @@ class RowCache:
         self._rows: dict[bytes, dict[bytes, bytes | None]] = {}  # written under _lock
         self._vouched: set[bytes] = set()  # written under _lock
         self._complete: set[bytes] = set()  # rows of which we know every field; under _lock
-        self._others = _Changes()  # written under _lock
-        self._own = _Changes()  # written under _lock
+        self._others = _Others()  # written under _lock
+        self._own = _Own()  # written under _lock
 
     def get(self, row: bytes, field: bytes, need_vouched: bool) -> bytes | Missing | None:
         """The value, None where there is none, MISSING where that is not known."""
@@ -112,6 +152,24 @@ class RowCache:
         """Remember what a read begun at `mark` found."""
         with self._lock:
             self._store(mark, row, fields, vouched)
+            self._own.add((), {row: fields})
+
+    def fill_rows(
+        self, mark: Mark, rows: Mapping[bytes, dict[bytes, bytes | None]], vouched: bool
+    ) -> None:
+        """`fill` for many rows of one read; the inner dicts become the cache's."""
+        with self._lock:
+            quiet = self._others.count == mark.others and self._own.count == mark.own
+            known = self._rows
+            for row, fields in rows.items():
+                if quiet and vouched and row not in self._vouched:
+                    known[row] = fields
+                    self._vouched.add(row)
+                else:
+                    self._store(mark, row, fields, vouched)
+            self._own.add_everything()
+            if len(known) > self._rows_max:
+                self._evict()
 
     def drop(self, rows: Iterable[bytes]) -> None:
         """Others have changed `rows`, or a commit has shown that we know them wrongly."""
@@ -133,27 +191,37 @@ class RowCache:
     ) -> None:
         """The commit that began at `mark` applied: rows that were empty, and what it wrote."""
         with self._lock:
+            rows = self._rows
+            alone = self._own.count == mark.own
             for row in empties:
                 self._discard(row)
-                self._begin(row, vouched)
-                self._complete.add(row)
-            alone = self._own.count == mark.own
+                if alone or not self._own.hit(mark.own, row, None):
+                    self._begin(row, vouched)
+                    self._complete.add(row)
             for write in writes:
-                row, field = write[1], write[2] if len(write) > 2 else b""
-                if len(row) > 1:
-                    fields = self._rows.get(row)
-                    if fields is None:
-                        fields = self._begin(row, vouched)
-                    if alone or not self._own.hit(mark.own, row, field):
-                        self._follow(fields, write)
-                    else:
-                        self._unlearn(row, fields, field)
-            for write in writes:
-                self._own.add(write[1], write[2] if len(write) > 2 else b"")
+                row = write[1]
+                if len(row) == 1:
+                    continue
+                fields = rows.get(row)
+                if fields is None:
+                    fields = self._begin(row, vouched)
+                if not alone and self._overtaken(mark, write):
+                    self._unlearn(row, fields, write[2] if len(write) > 2 else b"")
+                elif write[0] == PUT and len(fields) < ROW_FIELDS_MAX:
+                    fields[write[2]] = write[3]
+                else:
+                    self._follow(fields, write)
+            self._own.add(writes, _NO_ROWS)
             if self._others.count != mark.others:
                 for row in {write[1] for write in writes}.union(empties):
-                    if self._others.hit(mark.others, row, b""):
+                    if self._others.hit(mark.others, row):
                         self._discard(row)
+
+    def _overtaken(self, mark: Mark, write: Write) -> bool:
+        """Whether another commit of ours has written the same since `mark`."""
+        if write[0] == DELETE_ROW:
+            return True
+        return self._own.hit(mark.own, write[1], write[2])
 
     def _begin(self, row: bytes, vouched: bool) -> dict[bytes, bytes | None]:
         """A row that we know nothing of but what we have just written."""
@@ -168,20 +236,17 @@ class RowCache:
     def _follow(self, fields: dict[bytes, bytes | None], write: Write) -> None:
         """Let one applied write show."""
         op, row = write[:2]
-        if op == PUT:
-            fields[write[2]] = write[3]
-            if len(fields) > ROW_FIELDS_MAX:
-                self._discard(row)
-        elif op == DELETE:
+        if op == DELETE:
             fields[write[2]] = None
-        elif op == DELETE_ROW:
-            self._discard(row)
-        else:
-            before = fields.pop(write[2], MISSING)
-            if op == MERGE and isinstance(before, bytes):
+        elif op == MERGE:
+            before = fields.get(write[2])
+            if before is not None:
                 fields[write[2]] = merge(before, write[3:])
-            elif op == APPEND and not isinstance(before, Missing):
-                fields[write[2]] = (before or b"") + write[3]
+        elif op == APPEND:
+            if write[2] in fields or row in self._complete:
+                fields[write[2]] = (fields.get(write[2]) or b"") + write[3]
+        else:  # DELETE_ROW; PUT into a row that has grown too large
+            self._discard(row)
 
     def _unlearn(self, row: bytes, fields: dict[bytes, bytes | None], field: bytes) -> None:
         """A field that two requests of ours brought at once: which came last is not known."""
@@ -201,7 +266,7 @@ class RowCache:
     ) -> None:
         if is_table(row):
             return
-        if self._others.hit(mark.others, row, b""):
+        if self._others.count != mark.others and self._others.hit(mark.others, row):
             self._discard(row)
             return
         old = self._rows.get(row)

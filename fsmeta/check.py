@@ -18,6 +18,7 @@ from fsmeta.types import NO_PARENT, ROOT_INO, Attr, FileType, Ino, SliceId, Slic
 from fsmeta.volume import unpack_format
 
 _ROWS_AT_ONCE = 200
+_FIELDS = frozenset({schema.ATTR_FIELD, schema.VOLATILE_FIELD, schema.LINK_FIELD})
 
 
 class Problem(NamedTuple):
@@ -56,6 +57,7 @@ class _Check:
         self.inodes: dict[Ino, _Inode] = {}
         self.names: dict[Ino, dict[Ino, int]] = {}  # inode → directory → names
         self.subdirs: dict[Ino, int] = {}
+        self.populated: set[Ino] = set()  # directories with names
         self.slices: dict[SliceId, int] = {}
         self.dead: dict[SliceId, int] = {}
 
@@ -68,13 +70,14 @@ class _Check:
             self._guard(self._read_inode, row, fields)
         for row in self._row_names(schema.DIR_PREFIX):
             self._read_dir(row)
-        orphans = {Ino(schema.id_of(field)) for field, _ in self._fields(schema.ORPHANS)}
+        orphans = self._read_orphans()
         for ino, inode in self.inodes.items():
             self._check_inode(ino, inode, ino in orphans)
         for ino in orphans - self.inodes.keys():
             self.report(ino, "is listed as an orphan and does not exist")
+        self._check_tree(orphans)
         self._check_dead()
-        self._check_usage()
+        self._check_counters()
         return Checked(self.problems, len(self.inodes), self.slices, self.dead)
 
     def _guard(
@@ -96,9 +99,13 @@ class _Check:
         while cursor is not None:
             page = self._store.scan_rows(prefix, cursor)
             for row in page.rows:
-                if len(row) == 9 and row not in seen:
-                    seen.add(row)
+                if row in seen:
+                    continue
+                seen.add(row)
+                if len(row) == 9:
                     yield row
+                else:
+                    self.report(0, f"row {row!r} is nothing we know")
             cursor = page.cursor
 
     def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
@@ -133,12 +140,14 @@ class _Check:
         slices: list[tuple[SliceId, int]] = []
         used = 0
         for field, value in fields.items():
-            if field[:1] == b"p":
+            if field[:1] == b"p" and len(field) == 9:
                 parents[Ino(schema.id_of(field))] = schema.unpack_count(row, field, value)
-            elif field[:1] == b"c":
+            elif field[:1] == b"c" and len(field) == 5:
                 listed = schema.unpack_slices(ino, schema.id_of(field), value)
                 used += covered(listed)
                 slices += [(s.id, s.size) for s in listed if s.kind is not SliceKind.HOLE]
+            elif field not in _FIELDS and field[:1] != b"x":
+                self.report(ino, f"has a field {field!r} that is nothing we know")
         if used != attr.used:
             self.report(ino, f"says {attr.used} bytes are used, its slices cover {used}")
         if stat.S_ISLNK(attr.mode) and len(fields.get(schema.LINK_FIELD, b"")) != attr.size:
@@ -158,6 +167,7 @@ class _Check:
             except Corrupt as error:
                 self.report(parent, str(error))
                 continue
+            self.populated.add(parent)
             counts = self.names.setdefault(ino, {})
             counts[parent] = counts.get(parent, 0) + 1
             if kind is FileType.DIR:
@@ -166,6 +176,15 @@ class _Check:
                 self.report(ino, f"is named {name!r} in {parent} and does not exist")
             elif self.inodes[ino].attr.type is not kind:
                 self.report(ino, f"is named {name!r} in {parent} with the wrong type")
+
+    def _read_orphans(self) -> set[Ino]:
+        orphans: set[Ino] = set()
+        for field, value in self._fields(schema.ORPHANS):
+            if len(field) == 8 and len(value) == 8:
+                orphans.add(Ino(schema.id_of(field)))
+            else:
+                self.report(0, f"orphan {field!r} since {value!r} can't be read")
+        return orphans
 
     # --- judging ---------------------------------------------------------------------------------
 
@@ -192,7 +211,7 @@ class _Check:
         self, ino: Ino, attr: Attr, names: dict[Ino, int], count: int, orphan: bool
     ) -> None:
         if orphan:
-            if count or attr.nlink or self.subdirs.get(ino):
+            if count or attr.nlink or attr.parent or ino in self.populated:
                 self.report(ino, "is an orphan directory that is still in use")
             return
         expected = 2 + self.subdirs.get(ino, 0)
@@ -213,6 +232,44 @@ class _Check:
                 self.dead[sid] = size
                 if sid in self.slices:
                     self.report(0, f"slice {sid} is in use and waits for deletion")
+
+    def _check_tree(self, orphans: set[Ino]) -> None:
+        """Each directory must lie under the root: a ring of directories has sound records."""
+        reaches = {ROOT_INO}
+        for start, inode in self.inodes.items():
+            if not inode.attr.is_dir or start in orphans:
+                continue
+            way: list[Ino] = []
+            above, seen = start, set[Ino]()
+            while above not in reaches and above not in seen and above in self.inodes:
+                way.append(above)
+                seen.add(above)
+                above = self.inodes[above].attr.parent
+            if above in reaches:
+                reaches.update(way)
+            else:
+                self.report(start, f"is not under the root: its way up ends at {above}")
+
+    def _check_counters(self) -> None:
+        try:
+            self._check_usage()
+            self._check_ids()
+        except Corrupt as error:
+            self.report(0, str(error))
+
+    def _check_ids(self) -> None:
+        """What is handed out next must not exist."""
+        highest = {
+            schema.NEXT_INO: max(self.inodes, default=0),
+            schema.NEXT_SLICE: max(max(self.slices, default=0), max(self.dead, default=0)),
+        }
+        for field, value in zip(
+            highest, self._store.read([(schema.COUNTERS, field) for field in highest]), strict=True
+        ):
+            following = schema.unpack_count(schema.COUNTERS, field, value)
+            if following <= highest[field]:
+                text = f"the next {field.decode()} is {following}, there is one {highest[field]}"
+                self.report(0, text)
 
     def _check_usage(self) -> None:
         named = [each.attr for each in self.inodes.values() if each.attr.nlink]

@@ -24,7 +24,7 @@ from fsmeta.ops.inode import Env
 from fsmeta.ops.rename import Place, Renamed
 from fsmeta.runtime import Runtime
 from fsmeta.schema import SessionRecord
-from fsmeta.store import Store
+from fsmeta.store import Page, Store
 from fsmeta.transact import DEADLINE_S, Transactor, Txn
 from fsmeta.types import (
     ROOT_CALLER,
@@ -59,6 +59,7 @@ class IdSupply:
         self._end = 0  # guarded by _lock
 
     def take(self) -> int:
+        """The next id. Raises: StoreError."""
         with self._lock:
             if self._next == self._end:
                 self._next = self._run.run(self._take_batch)
@@ -83,14 +84,17 @@ class Meta:
         self.transactor = Transactor(store, runtime, self.cache, deadline_s)
         self.session: SessionRecord | None = None
         self._runtime = runtime
+        self._deadline_s = deadline_s
         self._inos = IdSupply(self.transactor, runtime, schema.NEXT_INO, INO_BATCH)
         self._slices = IdSupply(self.transactor, runtime, schema.NEXT_SLICE, SLICE_BATCH)
         self._listeners: list[Callable[[Sequence[bytes] | None], None]] = []
         store.watch(self._rows_changed)
         self.format = self.transactor.view(volume.load_format)
+        self._limits = self.format.limits
+        self._now_ns = runtime.now_ns
 
     def _env(self, caller: Caller) -> Env:
-        return Env(caller, self._runtime.now_ns(), self.format.limits)
+        return Env(caller, self._now_ns(), self._limits)
 
     def _run(self, verb: Callable[..., T], caller: Caller, *args: object) -> T:
         env = self._env(caller)
@@ -113,11 +117,11 @@ class Meta:
 
     def vouches_inode(self, ino: Ino) -> bool:
         """Whether we will hear of any change by others to what `getattr` says of `ino`."""
-        return self.cache.is_vouched(schema.inode_row(ino)) and self.store.vouches()
+        return self.cache.is_vouched(schema.inode_row(ino))
 
     def vouches_names(self, ino: Ino) -> bool:
         """Whether we will hear of any change by others to the names in directory `ino`."""
-        return self.cache.is_vouched(schema.dir_row(ino)) and self.store.vouches()
+        return self.cache.is_vouched(schema.dir_row(ino))
 
     # --- names -----------------------------------------------------------------------------------
 
@@ -149,19 +153,33 @@ class Meta:
         return self._view(lookup.readlink, caller, ino)
 
     def names(self, ino: Ino, cursor: bytes = b"") -> tuple[list[Dentry], bytes | None]:
-        """A page of names in no order, and the next cursor; a name may come twice."""
-        return directory.names(self.store, ino, cursor)
+        """A page of names in no order, and the next cursor.
+
+        A name there throughout is returned at least once, perhaps twice: leave out repeats.
+        """
+        row = schema.dir_row(ino)
+        mark = self.cache.mark()
+        page = self._scan(row, cursor)
+        if not cursor:  # from the first page on we hear of changes
+            self.cache.fill(mark, row, {}, self.store.vouches())
+        return directory.dentries(row, page), page.cursor
+
+    def _scan(self, row: bytes, cursor: bytes) -> Page:
+        """A page of a row, from the store; each field is true by itself, at some moment."""
+        return self.transactor.view(lambda _txn: self.store.scan(row, cursor))
 
     def attrs(self, inos: Sequence[Ino]) -> dict[Ino, Attr]:
         """Attributes of those that exist; one request."""
-        # each is true by itself: no check that all were true at one moment
-        txn = Txn(self.store, self.cache, vouched_only=True)
-        return directory.attrs(txn, inos)
+        return self.transactor.view(lambda _txn: directory.attrs(self.store, self.cache, inos))
 
     # --- attributes ------------------------------------------------------------------------------
 
     def getattr(self, caller: Caller, ino: Ino) -> Attr:
         return self._view(lookup.getattr_, caller, ino)
+
+    def open(self, caller: Caller, ino: Ino) -> Attr:
+        """The attributes of a file that is being opened, asked anew unless the store vouches."""
+        return self._view(lookup.open_, caller, ino)
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
         if want.size is not None:
@@ -207,6 +225,7 @@ class Meta:
         return SliceId(self._slices.take())
 
     def read_chunk(self, ino: Ino, index: int) -> list[Slice]:
+        """The slices of one 64 MiB chunk, oldest first."""
         return self._view(extent.read_chunk, ROOT_CALLER, ino, index)
 
     def write_slices(
@@ -222,16 +241,19 @@ class Meta:
     def compact_chunk(
         self, ino: Ino, index: int, old: Sequence[Slice], new: Sequence[Slice]
     ) -> bool:
+        """Put `new` in place of `old`; False where somebody was first."""
         return self._run(extent.replace_prefix, ROOT_CALLER, ino, index, old, new)
 
     # --- the session -----------------------------------------------------------------------------
 
-    def open_session(self, info: dict[str, Any]) -> SessionRecord:
+    def open_session(self, info: dict[str, Any], rejoins: bool = False) -> SessionRecord:
         """Join the volume; from here on every commit carries this session."""
-        self.transactor.fence = None
-        record = self.transactor.run(lambda txn: sessions.open_session(txn, info))
-        self.transactor.fence = schema.session_row(record.id)
+        # a transactor of its own, because others may be committing in the name of an ended session:
+        # without a fence they would be let through
+        joining = Transactor(self.store, self._runtime, self.cache, self._deadline_s)
+        record = joining.run(lambda txn: sessions.open_session(txn, info, rejoins))
         self.session = record
+        self.transactor.fence = schema.session_row(record.id)
         return record
 
     def close_session(self) -> None:
@@ -256,6 +278,7 @@ class Meta:
         self.session = record
 
     def sessions(self) -> list[SessionRecord]:
+        """Every session that has not been ended."""
         return self.transactor.view(sessions.list_sessions)
 
     def hold_orphans(self, opened: Iterable[Ino]) -> list[Ino]:
@@ -265,6 +288,7 @@ class Meta:
         return self.transactor.run(lambda txn: sessions.hold_orphans(txn, sid, inos))
 
     def release_orphans(self, inos: Sequence[Ino]) -> None:
+        """These orphans are open here no more."""
         assert self.session is not None
         sid = self.session.id
         self.transactor.run(lambda txn: sessions.release_orphans(txn, sid, inos))
@@ -272,6 +296,7 @@ class Meta:
     # --- deletion --------------------------------------------------------------------------------
 
     def take_lead(self, believed_dead: SessionId | None = None) -> bool:
+        """Lead the background work, unless somebody alive does."""
         assert self.session is not None
         sid = self.session.id
         return self.transactor.run(lambda txn: reclaim.take_lead(txn, sid, believed_dead))
@@ -281,9 +306,11 @@ class Meta:
         return self.transactor.view(reclaim.leader)
 
     def current_round(self) -> int:
+        """The deletion round that sessions are asked to confirm."""
         return self.transactor.view(reclaim.current_round)
 
     def next_round(self) -> int | None:
+        """Ask for a new deletion round; None where we no longer lead."""
         assert self.session is not None
         sid = self.session.id
         return self.transactor.run(lambda txn: reclaim.next_round(txn, sid))
@@ -301,7 +328,7 @@ class Meta:
         cursor: bytes | None = b""
         seen: set[bytes] = set()
         while cursor is not None and len(seen) < at_most:
-            page = self.store.scan(row, cursor)
+            page = self._scan(row, cursor)
             for field, value in page.items:
                 if field not in seen:
                     seen.add(field)
@@ -309,6 +336,7 @@ class Meta:
             cursor = page.cursor
 
     def held_orphans(self, among: Iterable[SessionId]) -> set[Ino]:
+        """Orphans that one of these sessions holds open."""
         return self.transactor.view(partial(_held, sids=list(among)))
 
     def purge(self, inos: Sequence[Ino]) -> None:

@@ -17,7 +17,7 @@ import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import hiredis
@@ -103,7 +103,7 @@ class _Link:
         except OSError:
             count = 0
         if count:
-            self._reader.feed(self._buffer, 0, count)  # type: ignore[arg-type]  # any buffer will do
+            self._reader.feed(self._buffer, 0, count)  # type: ignore[arg-type]  # any buffer
         else:
             self._fail()
 
@@ -151,23 +151,25 @@ class Channel:
         Raises: Unavailable before it was sent, Ambiguous when its answer was lost, StoreError for
         an error reply.
         """
-        slot = _Slot()
+        return self._exchange(packed, (_Slot(),))[0]
+
+    def request_many(self, packed: Sequence[bytes]) -> list[Any]:
+        """The replies to several packed requests sent together. Raises: as `request`."""
+        return self._exchange(b"".join(packed), tuple(_Slot() for _ in packed))
+
+    def _exchange(self, packed: bytes, slots: tuple[_Slot, ...]) -> list[Any]:
         with self._send:
             link = self._ready_link()
             self.requests += 1
-            link.waiting.append(slot)
+            link.waiting.extend(slots)
             try:
                 link.sock.sendall(packed)
             except OSError:
                 link.hang_up()
             if link.exclusive:
-                link.receive(slot)
-        link.receive(slot)
-        if slot.reply is _LOST:
-            raise Ambiguous("redis: the connection broke while waiting for an answer")
-        if isinstance(slot.reply, hiredis.ReplyError):
-            raise _translate(slot.reply)
-        return slot.reply
+                link.receive(slots[-1])
+        link.receive(slots[-1])
+        return [_answer(slot.reply) for slot in slots]
 
     def reset(self) -> None:
         """Let the next request begin on a new connection."""
@@ -202,6 +204,14 @@ class Channel:
             connection.disconnect()
             raise Unavailable(f"redis: {error}") from error
         return connection
+
+
+def _answer(reply: Any) -> Any:
+    if reply is _LOST:
+        raise Ambiguous("redis: the connection broke while waiting for an answer")
+    if isinstance(reply, hiredis.ReplyError):
+        raise _translate(reply)
+    return reply
 
 
 class NoScript(StoreError):

@@ -34,6 +34,7 @@ Invariants (what `check` verifies):
 
 from __future__ import annotations
 
+import re
 import stat
 import struct
 from collections.abc import Iterable, Mapping
@@ -91,34 +92,42 @@ ROUND: Final = b"round"
 
 
 def inode_row(ino: int) -> bytes:
+    """The row of an inode."""
     return b"i" + pack_u64(ino)
 
 
 def dir_row(ino: int) -> bytes:
+    """The row of a directory's names."""
     return b"d" + pack_u64(ino)
 
 
 def session_row(session: int) -> bytes:
+    """The row of a session, its fence."""
     return b"s" + pack_u64(session)
 
 
 def chunk_field(index: int) -> bytes:
+    """Where an inode's row lists the slices of a chunk."""
     return b"c" + pack_u32(index)
 
 
 def xattr_field(name: bytes) -> bytes:
+    """Where an inode's row keeps an extended attribute."""
     return b"x" + name
 
 
 def parent_field(parent: int) -> bytes:
+    """Where a hard-linked file counts its names in a directory."""
     return b"p" + pack_u64(parent)
 
 
 def hold_field(ino: int) -> bytes:
+    """Where a session says that it holds an orphan."""
     return b"h" + pack_u64(ino)
 
 
 def worker_field(worker: int) -> bytes:
+    """Where a session remembers a worker's last sequence."""
     return b"w" + _U16.pack(worker)
 
 
@@ -229,7 +238,8 @@ def unpack_inode(ino: Ino, a: bytes, v: bytes) -> Attr:
     )
 
 
-_TYPES: Final = frozenset(int(kind) for kind in FileType)
+_TYPES: Final = {int(kind): kind for kind in FileType}  # a look-up is cheaper than FileType()
+_KINDS: Final = {int(kind): kind for kind in SliceKind}
 
 
 def touch_parts(now_ns: int, nlink_delta: int = 0) -> Parts:
@@ -262,6 +272,7 @@ DENTRY_INO_AT: Final = 1  # where the inode's id begins, for `read_linked`
 
 
 def pack_dentry(kind: FileType, ino: Ino) -> bytes:
+    """The value of a name."""
     return _DENTRY.pack(kind, ino)
 
 
@@ -273,7 +284,7 @@ def unpack_dentry(row: bytes, name: bytes, value: bytes) -> tuple[FileType, Ino]
     if len(value) != 9 or value[0] not in _TYPES:
         raise Corrupt(row, name, f"dentry {value!r}")
     kind, ino = _DENTRY.unpack(value)
-    return FileType(kind), Ino(ino)
+    return _TYPES[kind], ino
 
 
 # --- slices --------------------------------------------------------------------------------------
@@ -303,9 +314,9 @@ def unpack_slices(ino: Ino, index: int, value: bytes | None) -> list[Slice]:
     slices = []
     for head, pos, sid, size, off, length in _SLICE.iter_unpack(value):
         kind = head ^ _SLICE_V1
-        if kind > SliceKind.SEGMENT or pos + length > CHUNK_BYTES or off + length > size:
+        if kind not in _KINDS or pos + length > CHUNK_BYTES or off + length > size:
             raise Corrupt(inode_row(ino), chunk_field(index), f"slice {sid} at {pos}")
-        slices.append(Slice(pos, SliceId(sid), size, off, length, SliceKind(kind)))
+        slices.append(Slice(pos, sid, size, off, length, _KINDS[kind]))
     return slices
 
 
@@ -334,6 +345,7 @@ def hole(pos: int, length: int) -> Slice:
 
 
 def pack_map(record: Mapping[str, Any]) -> bytes:
+    """A cold record."""
     return bytes(msgpack.packb(dict(record), use_bin_type=True))
 
 
@@ -361,6 +373,7 @@ class SessionRecord(NamedTuple):
 
 
 def pack_session(record: SessionRecord) -> bytes:
+    """The value of a session in S."""
     return pack_map({"beat": record.beat, "confirmed": record.confirmed, "info": record.info})
 
 
@@ -369,9 +382,12 @@ def unpack_session(field: bytes, value: bytes) -> SessionRecord:
     record = unpack_map(SESSIONS, field, value)
     try:
         session = SessionId(id_of(field))
-        return SessionRecord(session, record["beat"], record["confirmed"], record["info"])
-    except (KeyError, ValueError) as error:
-        raise Corrupt(SESSIONS, field, f"no {error}") from error
+    except ValueError as error:
+        raise Corrupt(SESSIONS, field, str(error)) from error
+    beat, confirmed, info = (record.get(name) for name in ("beat", "confirmed", "info"))
+    if type(beat) is not int or type(confirmed) is not int or not isinstance(info, dict):
+        raise Corrupt(SESSIONS, field, f"not a session: {record!r}")
+    return SessionRecord(session, beat, confirmed, info)
 
 
 def unpack_count(row: bytes, field: bytes, value: bytes | None) -> int:
@@ -379,10 +395,15 @@ def unpack_count(row: bytes, field: bytes, value: bytes | None) -> int:
 
     Raises: Corrupt.
     """
-    try:
-        return int(value or b"0")
-    except ValueError as error:
-        raise Corrupt(row, field, f"counter {value!r}") from error
+    if value is None:
+        return 0
+    if not _COUNT.fullmatch(value):
+        raise Corrupt(row, field, f"counter {value!r}")
+    return int(value)
+
+
+# what Redis takes for a number too; int() alone would also believe in "1_0" and " 1"
+_COUNT: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
 
 def new_attr(

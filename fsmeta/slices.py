@@ -23,6 +23,7 @@ class Segment(NamedTuple):
 
     @property
     def end(self) -> int:
+        """Where the range ends in the chunk."""
         return self.pos + self.length
 
 

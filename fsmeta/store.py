@@ -88,7 +88,10 @@ class Store(Protocol):
         """Requests that waited for the store so far."""
 
     def read(self, keys: Sequence[Key]) -> list[bytes | None]:
-        """The values of `keys` at one moment, in order; None where there is none."""
+        """The values of `keys`, in order; None where there is none.
+
+        They are of one moment, unless they are of more than 16 rows.
+        """
 
     def read_linked(
         self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]

@@ -7,7 +7,7 @@ Redis: a client that has read a row is told once when another client changes it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fsmeta.apply import apply_commit
 from fsmeta.errors import Unavailable
@@ -33,7 +33,6 @@ class MemBackend:
             for reader in self.readers.pop(row, ()):
                 if reader is not writer:
                     told.setdefault(reader, []).append(row)
-            self.readers[row] = {writer: None}
         return list(told.items())
 
 
@@ -86,6 +85,10 @@ class MemStore:
         if self._closed:
             raise Unavailable("store is closed")
         self.round_trips += 1
+        self._note_reader(rows)
+
+    def _note_reader(self, rows: Iterable[bytes]) -> None:
+        """Let others' changes of `rows` be told to us from now on; lock held."""
         if self._listener is not None:
             for row in rows:
                 if not is_table(row):
@@ -141,6 +144,8 @@ class MemStore:
             backend.commits += 1
             changed = {write[1] for write in commit.writes if not is_table(write[1])}
             told = backend.take_readers(changed, self)
+            # what was checked, found empty or written is as well known as what was read
+            self._note_reader([*changed, *commit.empties, *(check[0] for check in commit.checks)])
         for reader, rows in told:
             if reader._listener is not None:
                 reader._listener(rows)

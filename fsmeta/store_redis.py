@@ -64,6 +64,8 @@ for i, row in ipairs(ARGV) do out[i] = redis.call('HGETALL', row) end
 return out
 """
 
+SNAPSHOT_ROWS_MAX: Final = 16  # no verb reads more rows that must be of one moment
+
 _pack: Final = hiredis.pack_command
 
 
@@ -92,7 +94,7 @@ class RedisStore:
         self._make = _connection_maker(url)
         self._tracking: Tracking | None = None
         self._main = Channel(self._make, runtime, self._attach)
-        self._plain = Channel(self._make, runtime)  # tables and long scans: watched by nobody
+        self._plain = Channel(self._make, runtime)  # tables and whole rows: watched by nobody
         try:
             self._plain.request(_pack((b"PING",)))
         except Unavailable as error:
@@ -111,16 +113,29 @@ class RedisStore:
         if all(row == first for row, _ in keys):
             fields = [field for _, field in keys]
             channel = self._plain if is_table(first) else self._main
-            reply = self._ask(channel, (b"HMGET", first, *fields))
-            return list(reply)
-        rows: dict[bytes, list[bytes]] = {}
+            row_reply: list[bytes | None] = self._ask(channel, (b"HMGET", first, *fields))
+            return row_reply
+        wants: list[list[bytes]] = []
+        last = b""
         for row, field in keys:
-            rows.setdefault(row, [row]).append(field)
-        tracked = [row for row in rows if not is_table(row)]
-        reply = self._run(_READ, self._main, tracked, (_msgpack(list(rows.values())),))
-        found = iter(reply)
-        values = {(want[0], field): next(found) for want in rows.values() for field in want[1:]}
-        return [values[key] for key in keys]
+            if row != last:
+                last, want = row, [row]
+                wants.append(want)
+            want.append(field)
+        if len(wants) > SNAPSHOT_ROWS_MAX:
+            return self._read_apart(wants)
+        tracked = {want[0] for want in wants if len(want[0]) > 1}
+        reply: list[bytes | None] = self._run(_READ, self._main, tracked, (_msgpack(wants),))
+        return reply
+
+    def _read_apart(self, wants: list[list[bytes]]) -> list[bytes | None]:
+        """Many rows, each at its own moment: a script would register all its keys with each."""
+        packed = [_pack((b"HMGET", *want)) for want in wants]  # type: ignore[arg-type]
+        try:
+            replies = self._main.request_many(packed)
+        except Ambiguous as error:
+            raise Unavailable(str(error)) from error
+        return [value for values in replies for value in values]
 
     def read_linked(
         self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
@@ -135,7 +150,7 @@ class RedisStore:
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         command = (b"HSCAN", row, cursor or b"0", b"COUNT", b"%d" % limit)
-        following, flat = self._ask(self._plain, command)
+        following, flat = self._ask(self._plain if is_table(row) else self._main, command)
         items = list(zip(flat[::2], flat[1::2], strict=True))
         return Page(items, None if following == b"0" else following)
 
@@ -197,10 +212,10 @@ class RedisStore:
 
 def _watched(commit: Commit) -> set[bytes]:
     """The rows of a commit that this client will remember, and so wants to hear of."""
-    rows = {check[0] for check in commit.checks}
-    rows.update(write[1] for write in commit.writes)
+    rows = {check[0] for check in commit.checks if len(check[0]) > 1}
+    rows |= {write[1] for write in commit.writes if len(write[1]) > 1}
     rows.update(commit.empties)
-    return {row for row in rows if len(row) > 1}
+    return rows
 
 
 def _refusal(reply: int | bytes) -> Exception:
@@ -225,15 +240,22 @@ def _connection_maker(url: str) -> Callable[[], RedisConnection]:
         pool = redis.ConnectionPool.from_url(
             url, protocol=2, socket_connect_timeout=5, socket_timeout=ANSWER_TIMEOUT_S
         )
-    except ValueError as error:
-        raise ConfigError(f"metadata URL {_display(url)}: {error}") from error
-    return cast("Callable[[], RedisConnection]", pool.make_connection)
+    except ValueError as error:  # its text may quote the password
+        raise ConfigError(
+            f"can't read metadata URL {_display(url)}: write redis://[:PASSWORD@]HOST:PORT/DB"
+        ) from error
+    # not `pool.make_connection`: that counts, and refuses the hundredth reconnection
+
+    def make() -> RedisConnection:
+        return cast("RedisConnection", pool.connection_class(**pool.connection_kwargs))
+
+    return make
 
 
 def _display(url: str) -> str:
-    """The URL without its password."""
+    """The URL without anything that could hold a password."""
     scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def _conforms(store: RedisStore) -> Store:

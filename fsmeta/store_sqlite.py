@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS kv (
 """
 _GET: Final = "SELECT value FROM kv WHERE row = ? AND field = ?"
 _PUT: Final = "INSERT OR REPLACE INTO kv VALUES (?, ?, ?)"
-_FULL: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY_DBMOVED})
+_FULL: Final = frozenset({sqlite3.SQLITE_FULL})
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 
@@ -117,7 +117,8 @@ class SqliteStore:
         WITH RECURSIVE next(row) AS (
             SELECT min(row) FROM kv WHERE row >= ?1
             UNION ALL
-            SELECT (SELECT min(row) FROM kv WHERE row > next.row) FROM next WHERE row IS NOT NULL
+            SELECT (SELECT min(row) FROM kv WHERE row > next.row) FROM next
+                WHERE substr(row, 1, ?2) = ?3
         ) SELECT row FROM next WHERE substr(row, 1, ?2) = ?3 LIMIT ?4
         """
         begin = max(prefix, cursor)
@@ -171,18 +172,28 @@ def _open(path: str, create: bool) -> sqlite3.Connection:
         check_same_thread=False,
         cached_statements=64,
     )
-    db.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    owner = db.execute("PRAGMA application_id").fetchone()[0]
-    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if owner != _APPLICATION_ID and (tables or not create):
+    try:
+        db.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        owner = db.execute("PRAGMA application_id").fetchone()[0]
+        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if owner != _APPLICATION_ID and (tables or not create):
+            raise ConfigError(f"{path} is not a SliceFS metadata file: choose another path")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        if owner != _APPLICATION_ID:
+            _begin_file(db)
+    except BaseException:
         db.close()
-        raise ConfigError(f"{path} is not a SliceFS metadata file: choose another path")
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")
-    if owner != _APPLICATION_ID:
-        db.execute(_SCHEMA)
-        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        raise
     return db
+
+
+def _begin_file(db: sqlite3.Connection) -> None:
+    """Make an empty file ours, at once: a crash leaves no table without its owner's mark."""
+    db.execute("BEGIN IMMEDIATE")
+    db.execute(_SCHEMA)
+    db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    db.execute("COMMIT")
 
 
 def _quote(path: str) -> str:

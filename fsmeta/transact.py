@@ -55,6 +55,10 @@ _CONFLICTS_BEFORE_BACKOFF: Final = 3  # a conflict means that somebody else succ
 class Txn:
     """One attempt of one verb. Reads don't see the attempt's own writes."""
 
+    __slots__ = (
+        "_cache", "_store", "_vouched_only", "cached", "empties", "reads", "requests", "writes"
+    )  # fmt: skip
+
     def __init__(self, store: Store, cache: RowCache, vouched_only: bool) -> None:
         self._store = store
         self._cache = cache
@@ -82,8 +86,11 @@ class Txn:
         self.reads[key] = value
         return value
 
-    def get_many(self, keys: Sequence[Key]) -> list[bytes | None]:
-        """The values of `keys`; one request for all that are not remembered."""
+    def get_many(self, keys: Sequence[Key], along: Sequence[Key] = ()) -> list[bytes | None]:
+        """The values of `keys`; one request for all that are not remembered.
+
+        If there has to be one, it brings `along`, too, for whoever comes next.
+        """
         wanted = []
         for key in keys:
             if key in self.reads:
@@ -95,7 +102,7 @@ class Txn:
                 self.cached = True
                 self.reads[key] = value
         if wanted:
-            self._fetch(wanted)
+            self._fetch([*wanted, *along])
         return [self.reads[key] for key in keys]
 
     def _fetch(self, keys: list[Key]) -> None:
@@ -162,9 +169,11 @@ class Txn:
             self.writes.append((ADD, row, field, b"%d" % delta, b"%d" % limit, tag, b"%d" % -delta))
 
     def append(self, row: bytes, field: bytes, suffix: bytes) -> None:
+        """Add `suffix` to a value, which may be absent."""
         self.writes.append((APPEND, row, field, suffix))
 
     def merge(self, row: bytes, field: bytes, parts: Parts) -> None:
+        """Change parts of a record that is not read: `store.MERGE`."""
         self.writes.append((MERGE, row, field, *parts))
 
     def require_empty(self, row: bytes) -> None:
@@ -223,7 +232,18 @@ class Transactor:
         while True:
             txn = Txn(self.store, self.cache, vouched_only)
             try:
-                result = self._attempt(txn, verb)
+                try:
+                    result = verb(txn)
+                except (Conflict, Unavailable):
+                    raise
+                except Exception:
+                    # an errno, even "corrupt" or a number that does not fit, is only true if the
+                    # reads behind it were, all at one moment
+                    if not txn.is_snapshot():
+                        txn.writes.clear()
+                        txn.empties.clear()
+                        self._commit(txn)
+                    raise
                 if txn.writes or not txn.is_snapshot():
                     self._commit(txn)
                 return result
@@ -239,17 +259,6 @@ class Transactor:
             if pause:
                 self._runtime.sleep(pause)
             attempt += 1
-
-    def _attempt(self, txn: Txn, verb: Callable[[Txn], T]) -> T:
-        """The verb's answer; an errno only if the reads behind it were true at one moment."""
-        try:
-            return verb(txn)
-        except OSError:
-            if not txn.is_snapshot():
-                txn.writes.clear()
-                txn.empties.clear()
-                self._commit(txn)
-            raise
 
     def _note_conflict(self, txn: Txn, attempt: int) -> float:
         """Drop what the attempt relied on; how long to wait before the next."""

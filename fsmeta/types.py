@@ -68,10 +68,12 @@ class Attr(NamedTuple):
 
     @property
     def type(self) -> FileType:
+        """The type in `mode`."""
         return FileType(self.mode >> 12)
 
     @property
     def is_dir(self) -> bool:
+        """Whether this is a directory."""
         return self.mode & 0o170000 == stat.S_IFDIR
 
     @property
@@ -95,6 +97,7 @@ class Caller(NamedTuple):
     checked: bool = False
 
     def in_group(self, gid: int) -> bool:
+        """Whether `gid` is one of the caller's groups."""
         return gid == self.gid or gid in self.groups
 
 
@@ -113,6 +116,7 @@ class SetAttr(NamedTuple):
     atime_now: bool = False  # UTIME_NOW: our clock, and write permission suffices
     mtime_now: bool = False
     kill_suid: bool = False  # drop S_ISUID and S_ISGID as a write would
+    opened: bool = False  # by a handle open for writing: `size` needs no permission
 
 
 class Dentry(NamedTuple):
@@ -124,6 +128,8 @@ class Dentry(NamedTuple):
 
 
 class SliceKind(IntEnum):
+    """What a slice record points to."""
+
     HOLE = 0  # reads as zeros; what truncate(2) leaves behind
     BLOCKS = 1  # a slice of its own: objects of one block each
     SEGMENT = 2  # a range of a packed object (design §4); reserved for packing
@@ -141,6 +147,7 @@ class Slice(NamedTuple):
 
     @property
     def end(self) -> int:
+        """Where the range ends in the chunk."""
         return self.pos + self.length
 
 

@@ -33,7 +33,22 @@ class VolumeFormat(NamedTuple):
 
     @property
     def limits(self) -> Usage:
+        """Capacity and inodes as usage is measured against."""
         return Usage(self.capacity, self.inodes)
+
+
+_TYPES: Final[dict[str, type]] = {
+    "name": str,
+    "uuid": str,
+    "storage": str,
+    "bucket": str,
+    "block_bytes": int,
+    "compression": str,
+    "capacity": int,
+    "inodes": int,
+    "version": int,
+}
+assert {*_TYPES, "unknown"} == {*VolumeFormat._fields}
 
 
 def new_format(
@@ -62,6 +77,7 @@ def new_format(
 
 
 def pack_format(settings: VolumeFormat) -> bytes:
+    """The value of the settings in F."""
     record = settings._asdict()
     unknown = record.pop("unknown") or {}
     return schema.pack_map({**unknown, **record})
@@ -78,11 +94,11 @@ def unpack_format(value: bytes) -> VolumeFormat:
             f"the volume has metadata version {version}, this slicefs knows up to "
             f"{schema.METADATA_VERSION}: upgrade slicefs"
         )
-    known = {name: record.pop(name) for name in VolumeFormat._fields if name in record}
-    try:
-        return VolumeFormat(**known, unknown=record or None)
-    except TypeError as error:
-        raise Corrupt(schema.FORMAT, schema.FORMAT_FIELD, str(error)) from error
+    known = {name: record.pop(name, None) for name in _TYPES}
+    for name, kind in _TYPES.items():
+        if type(known[name]) is not kind:
+            raise Corrupt(schema.FORMAT, schema.FORMAT_FIELD, f"{name} is {known[name]!r}")
+    return VolumeFormat(**known, unknown=record or None)
 
 
 def require_none(txn: Txn) -> None:

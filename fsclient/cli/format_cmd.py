@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import click
 
-from fsclient.cli.options import SIZE
-from fsclient.config import STORAGES, normal_bucket, open_objects, open_store
+from fsclient.cli.options import COUNT, META_WAIT_S, size
+from fsclient.config import (
+    OWNER_KEY,
+    STORAGES,
+    claim_objects,
+    data_directory,
+    normal_bucket,
+    open_objects,
+    open_store,
+    shown_url,
+    sqlite_file,
+)
 from fsdata.objects import check_usable
 from fsmeta import volume
 from fsmeta.cache import RowCache
-from fsmeta.runtime import SystemRuntime
+from fsmeta.errors import Ambiguous, ConfigError
+from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.transact import Transactor
 from fsmeta.types import BLOCK_BYTES_MAX
+from fsmeta.volume import VolumeFormat
 
 
 @click.command("format")
@@ -22,7 +36,7 @@ from fsmeta.types import BLOCK_BYTES_MAX
 @click.option("--storage", default="file", show_default=True, metavar="|".join(STORAGES))
 @click.option("--bucket", default="", help="Directory that will hold the data.")
 @click.option(
-    "--block-size", type=SIZE, default=BLOCK_BYTES_MAX, show_default="4MiB", help="Object size."
+    "--block-size", type=size, default=BLOCK_BYTES_MAX, show_default="4MiB", help="Object size."
 )
 @click.option(
     "--compress",
@@ -31,10 +45,10 @@ from fsmeta.types import BLOCK_BYTES_MAX
     show_default=True,
     help="Compression of blocks.",
 )
-@click.option("--capacity", type=SIZE, default=0, help="Limit of the volume's data; 0: none.")
-@click.option("--inodes", type=int, default=0, help="Limit of files and directories; 0: none.")
+@click.option("--capacity", type=size, default=0, help="Limit of the volume's data; 0: none.")
+@click.option("--inodes", type=COUNT, default=0, help="Limit of files and directories; 0: none.")
 @click.option("--trash-days", type=click.IntRange(0, 0), default=0, help="Not available yet: 0.")
-@click.option("--dry-run", is_flag=True, help="Check everything and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Check what can be and write nothing.")
 def format_(
     meta: str,
     name: str,
@@ -50,27 +64,99 @@ def format_(
     """Make the volume NAME with its metadata in META.
 
     META is redis://HOST:PORT/DB, or sqlite:///FILE.db (a path with directories is absolute).
-    The object store is tested first; nothing is written where that fails. Name, block size and
+    The object store is tested first; nothing is left behind where that fails. Name, block size and
     compression can't be changed later.
     """
     del trash_days
-    runtime = SystemRuntime()
+    file = sqlite_file(meta)
     settings = volume.new_format(
         name, storage, normal_bucket(storage, bucket), block_size, compress, capacity, inodes
     )
+    runtime = SystemRuntime()
     if dry_run:
+        _check_only(meta, file, settings, runtime)
         click.echo(f"would make volume {name} with data in {settings.bucket}")
         return
+    with _undone_on_failure(file, data_directory(settings)):
+        _create(meta, settings, runtime)
+    click.echo(f"volume {name} is ready: slicefs mount {shown_url(meta)} MOUNTPOINT")
+
+
+def _create(meta: str, settings: VolumeFormat, runtime: Runtime) -> None:
+    """Object store first, then the metadata that names it."""
+    owner = (os.getuid(), os.getgid())
     store = open_store(meta, runtime, create=True)
     try:
-        transactor = Transactor(store, runtime, RowCache(runtime))
+        transactor = Transactor(store, runtime, RowCache(runtime), META_WAIT_S)
         transactor.view(volume.require_none)
         objects = open_objects(settings, runtime, create=True)
-        check_usable(objects)
-        owner = (os.getuid(), os.getgid())
-        transactor.run(lambda txn: volume.create_volume(txn, settings, owner, runtime.now_ns()))
+        try:
+            check_usable(objects)
+            claim_objects(objects, settings)
+            transactor.run(lambda txn: volume.create_volume(txn, settings, owner, runtime.now_ns()))
+        finally:
+            objects.close()
         store.sync()
-        objects.close()
     finally:
         store.close()
-    click.echo(f"volume {name} is ready: slicefs mount {meta} MOUNTPOINT")
+
+
+def _check_only(meta: str, file: str | None, settings: VolumeFormat, runtime: Runtime) -> None:
+    """What can be found out without writing. Raises: ConfigError."""
+    for path in (file, data_directory(settings)):
+        if path is not None:
+            above = _nearest(path)
+            if not os.access(above, os.W_OK):
+                raise ConfigError(f"you may not write to {above}: choose another place for {path}")
+    if file is not None and not os.path.exists(file):
+        return
+    store = open_store(meta, runtime)
+    try:
+        Transactor(store, runtime, RowCache(runtime), META_WAIT_S).view(volume.require_none)
+    finally:
+        store.close()
+
+
+def _nearest(path: str) -> str:
+    """`path`, or the nearest directory above it that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+@contextmanager
+def _undone_on_failure(file: str | None, data: str | None) -> Iterator[None]:
+    """Remove what was not there before: the SQLite file, and directories for data."""
+    with ExitStack() as undo:
+        if file is not None and not os.path.exists(file):
+            for end in ("", "-wal", "-shm"):
+                undo.callback(_quietly, os.unlink, file + end)
+        if data is not None:
+            for path in _absent(data):
+                undo.callback(_quietly, os.rmdir, path)
+            if not os.path.exists(data):
+                for inside in (".tmp", "check"):
+                    undo.callback(_quietly, os.rmdir, os.path.join(data, inside))
+                undo.callback(_quietly, os.unlink, os.path.join(data, OWNER_KEY))
+        try:
+            yield
+        except Ambiguous:
+            undo.pop_all()  # there may be a volume now
+            raise
+        undo.pop_all()
+
+
+def _absent(path: str) -> list[str]:
+    """`path` and the directories above it that don't exist, the topmost first."""
+    out: list[str] = []
+    while not os.path.exists(path):
+        out.insert(0, path)
+        path = os.path.dirname(path)
+    return out
+
+
+def _quietly(remove: Callable[[str], None], path: str) -> None:
+    try:
+        remove(path)
+    except OSError:
+        pass  # it was never made, or others use it by now

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
+from fsclient.cli.options import META_WAIT_S
 from fsclient.config import open_objects, open_store
 from fsclient.verify import verify_objects
 from fsmeta.check import check
 from fsmeta.engine import Meta
+from fsmeta.errors import Corrupt
 from fsmeta.runtime import SystemRuntime
 
 FOUND: Final = 3  # the exit code where something is wrong
@@ -27,30 +29,50 @@ def fsck(meta: str, data: bool, as_json: bool) -> int:
 
     On a volume in use, what changes during the check may be reported as a problem.
     """
+    try:
+        report = _examine(meta, data)
+    except Corrupt as error:  # the settings themselves, or what leads to everything else
+        click.echo(f"slicefs: {error}", file=sys.stderr)
+        return FOUND
+    if as_json:
+        click.echo(json.dumps(report._asdict(), indent=2))
+    else:
+        _print(report)
+    return FOUND if report.problems else 0
+
+
+class _Report(NamedTuple):
+    inodes: int
+    slices: int
+    objects: int
+    leaked_objects: int
+    problems: list[str]
+
+
+def _examine(meta: str, data: bool) -> _Report:
+    """Metadata first, then the objects that it names."""
     runtime = SystemRuntime()
     store = open_store(meta, runtime)
     try:
-        settings = Meta(store, runtime).format
+        settings = Meta(store, runtime, META_WAIT_S).format
         found = check(store)
         objects = open_objects(settings, runtime)
-        verdict = verify_objects(objects, settings.block_bytes, found.slices, found.dead, data)
+        try:
+            verdict = verify_objects(objects, settings.block_bytes, found.slices, found.dead, data)
+        finally:
+            objects.close()
     finally:
         store.close()
     problems = [str(each) for each in found.problems] + verdict.problems
-    report = {
-        "inodes": found.inodes,
-        "slices": len(found.slices),
-        "objects": verdict.objects,
-        "leaked_objects": verdict.leaked,
-        "problems": problems,
-    }
-    if as_json:
-        click.echo(json.dumps(report, indent=2))
-    else:
-        click.echo(f"{found.inodes} inodes, {len(found.slices)} slices, {verdict.objects} objects")
-        if verdict.leaked:
-            click.echo(f"{verdict.leaked} objects belong to nothing")
-        for problem in problems[:_SHOWN_MAX]:
-            click.echo(f"problem: {problem}", file=sys.stderr)
-        click.echo(f"{len(problems)} problems" if problems else "clean")
-    return FOUND if problems else 0
+    return _Report(found.inodes, len(found.slices), verdict.objects, verdict.leaked, problems)
+
+
+def _print(report: _Report) -> None:
+    click.echo(f"{report.inodes} inodes, {report.slices} slices, {report.objects} objects")
+    if report.leaked_objects:
+        click.echo(f"{report.leaked_objects} objects belong to nothing")
+    for problem in report.problems[:_SHOWN_MAX]:
+        click.echo(f"problem: {problem}", file=sys.stderr)
+    if len(report.problems) > _SHOWN_MAX:
+        click.echo(f"… and {len(report.problems) - _SHOWN_MAX} more: see --json", file=sys.stderr)
+    click.echo(f"{len(report.problems)} problems" if report.problems else "clean")

@@ -7,7 +7,7 @@ import os
 
 import click
 
-from fsclient.config import format_size
+from fsclient.sizes import format_size
 from fsclient.vfs import INFO_XATTR
 from fsmeta.errors import ConfigError
 

@@ -1,65 +1,159 @@
 """`slicefs`: the command line. One file per command; this one names them and ends them.
 
-Exit codes: 0 done, 1 it failed and said why in one line, 2 the command line is wrong, 3 a check
-found something (fsck).
+Exit codes: 0 done, 1 it failed and said why in one line, 2 the command line is wrong (said in one
+line, too), 3 a check found something (fsck), 130 interrupted.
+
+A command is imported when it is called, so that `slicefs umount` need not load what `slicefs mount`
+needs.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import click
 
-from fsclient.cli import format_cmd, fsck_cmd, info_cmd, mount_cmd, status_cmd
 from fsmeta.errors import ConfigError, StoreError
 
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+_EPILOG: Final = """\b
+Completion for bash, in ~/.bashrc (zsh and fish: the same with their names):
+  eval "$(_SLICEFS_COMPLETE=bash_source slicefs)"
+\b
+Exit codes: 0 done, 1 failed, 2 wrong command line, 3 fsck found problems."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+def _format() -> click.Command:
+    from fsclient.cli.format_cmd import format_
+
+    return format_
+
+
+def _mount() -> click.Command:
+    from fsclient.cli.mount_cmd import mount
+
+    return mount
+
+
+def _umount() -> click.Command:
+    from fsclient.cli.umount_cmd import umount
+
+    return umount
+
+
+def _status() -> click.Command:
+    from fsclient.cli.status_cmd import status
+
+    return status
+
+
+def _fsck() -> click.Command:
+    from fsclient.cli.fsck_cmd import fsck
+
+    return fsck
+
+
+def _info() -> click.Command:
+    from fsclient.cli.info_cmd import info
+
+    return info
+
+
+# name → how to import it, and its line in `slicefs --help`
+_COMMANDS: Final[Mapping[str, tuple[Callable[[], click.Command], str]]] = {
+    "format": (_format, "Make a volume."),
+    "mount": (_mount, "Mount a volume on a directory."),
+    "umount": (_umount, "Unmount; returns when everything is stored."),
+    "status": (_status, "Show a volume's settings, usage and clients."),
+    "fsck": (_fsck, "Check a volume's metadata and its data."),
+    "info": (_info, "Show where the data of a file is."),
+}
+
+
+class _Commands(click.Group):
+    """The commands by name, imported one at a time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, as the help shows them."""
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now."""
+        del ctx
+        known = _COMMANDS.get(cmd_name)
+        return None if known is None else known[0]()
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The help's list, without importing anything."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+
+@click.group(
+    cls=_Commands,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="slicefs", prog_name="slicefs")
 def commands() -> None:
     """A POSIX file system with metadata in Redis or SQLite and data in an object store."""
 
 
-for _command in (
-    format_cmd.format_,
-    mount_cmd.mount,
-    mount_cmd.umount,
-    status_cmd.status,
-    fsck_cmd.fsck,
-    info_cmd.info,
-):
-    commands.add_command(_command)
-
-
-def run(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Run one command; its exit code."""
     try:
         result = commands.main(
-            args=None if arguments is None else list(arguments),
-            prog_name="slicefs",
-            standalone_mode=False,
+            args=list(arguments) or ["--help"], prog_name="slicefs", standalone_mode=False
         )
-    except click.UsageError as error:
-        error.show()
-        return 2
-    except click.exceptions.Abort:
-        print("slicefs: interrupted", file=sys.stderr)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+        return _failed(
+            f"{error.format_message().rstrip('.')}: see `{where or 'slicefs'} --help`", 2
+        )
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return _failed("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # `slicefs fsck … | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except (ConfigError, StoreError) as error:
-        print(f"slicefs: {error}", file=sys.stderr)
-        return 1
+        return _failed(str(error))
     except OSError as error:
-        print(f"slicefs: {error.strerror or error}", file=sys.stderr)
-        return 1
+        name = f"{error.filename}: " if error.filename else ""
+        return _failed(f"{name}{error.strerror or error}")
     return result if isinstance(result, int) else 0
 
 
+def _usage(error: click.ClickException) -> str:
+    """click's message, and where to read on."""
+    where = "slicefs"
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        where = error.ctx.command_path
+    return f"{error.format_message().rstrip('.')}: see `{where} --help`"
+
+
+def _failed(why: str, code: int = 1) -> int:
+    """Say why in one line."""
+    print(f"slicefs: {' '.join(why.split())}", file=sys.stderr)
+    return code
+
+
 def main() -> None:
-    """The `slicefs` program."""
-    sys.exit(run())
+    """The `slicefs` program. `slicefs META DIR …` mounts, too: that is how mount.fuse calls."""
+    arguments = sys.argv[1:]
+    if arguments and "://" in arguments[0]:
+        mount_helper()
+    sys.exit(run(arguments))
 
 
 def mount_helper() -> None:
-    """`mount.slicefs SOURCE DIR [-o OPTIONS]`, which mount(8) runs for fstab entries."""
-    sys.exit(run(mount_cmd.helper_arguments(sys.argv[1:])))
+    """`mount.slicefs META DIR [-o OPTIONS]`, which mount(8) runs for type slicefs."""
+    from fsclient.cli.helper import helper_arguments
+
+    arguments = helper_arguments(sys.argv[1:])
+    sys.exit(0 if arguments is None else run(arguments))

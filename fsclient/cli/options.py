@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import click
 
-from fsclient.config import parse_size
+from fsclient.sizes import SIZE_MAX, parse_size
 from fsmeta.errors import ConfigError
 
-
-class SizeType(click.ParamType[int]):
-    """Bytes, written like 4MiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(str(value))
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
+META_WAIT_S: Final = 5.0  # a metadata store that is away is reported by commands, not waited for
 
 
-SIZE = SizeType()
+def size(text: str | int) -> int:
+    """Bytes, written like 4MiB; click shows the name of this function in the help."""
+    try:
+        return text if isinstance(text, int) else parse_size(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+class SecondsType(click.FloatRange):
+    """Seconds within bounds; `nan` is within none."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Raises: BadParameter."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value} is not a number of seconds", param, ctx)
+        return seconds
+
+
+COUNT: Final = click.IntRange(0, SIZE_MAX)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
+from datetime import datetime
 from typing import Any
 
 import click
 
-from fsclient.config import format_size, open_store
+from fsclient.cli.options import META_WAIT_S
+from fsclient.config import open_store
+from fsclient.sizes import format_size
 from fsmeta.engine import Meta
 from fsmeta.runtime import SystemRuntime
 
@@ -21,7 +23,7 @@ def status(meta: str, as_json: bool) -> None:
     runtime = SystemRuntime()
     store = open_store(meta, runtime)
     try:
-        report = _report(Meta(store, runtime))
+        report = _report(Meta(store, runtime, META_WAIT_S))
     finally:
         store.close()
     if as_json:
@@ -49,6 +51,6 @@ def _print(report: dict[str, Any]) -> None:
     click.echo(f"inodes      {usage['inodes_used']} of {inodes}")
     click.echo(f"sessions    {len(report['sessions'])}")
     for each in report["sessions"]:
-        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.get("started", 0)))
+        started = datetime.fromtimestamp(each.get("started", 0)).strftime("%Y-%m-%d %H:%M")
         where = f"{each.get('host')} pid {each.get('pid')}"
         click.echo(f"  {each['id']:>6}  {where}  {each.get('mountpoint')}  since {started}")

@@ -8,11 +8,10 @@ taken while the longest possible name still fits; the next request resumes at th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from fsclient.filesystem import DirItem, FileSystem, Opened, SetAttr
+from fsclient.filesystem import DirItem, FileSystem
 from fsclient.fuse import abi, pack
 from fsclient.fuse.operation import Operation
 from fsclient.fuse.pack import Answer
@@ -32,15 +31,22 @@ _DIRENTPLUS_MAX: Final = abi.align8(abi.DIRENTPLUS.size + NAME_MAX)
 _WRITE_DATA: Final = BODY + abi.WRITE_IN.size
 
 
-def _parse_create(view: memoryview, end: int) -> tuple[bytes, int, int]:
-    flags, mode, _umask, _open_flags = abi.CREATE_IN.unpack_from(view, BODY)
-    return name_at(view, BODY + abi.CREATE_IN.size, end), mode, flags
+def _parse_create(view: memoryview, end: int) -> tuple[bytes, int, int, bool]:
+    flags, mode, _umask, open_flags = abi.CREATE_IN.unpack_from(view, BODY)
+    name = name_at(view, BODY + abi.CREATE_IN.size, end)
+    return name, mode, flags, bool(open_flags & OPEN_KILL_SUIDGID)
 
 
 def _create(
-    fs: FileSystem, caller: Caller, parent: Ino, name: bytes, mode: int, flags: int
+    fs: FileSystem,
+    caller: Caller,
+    parent: Ino,
+    name: bytes,
+    mode: int,
+    flags: int,
+    kill_suid: bool,
 ) -> bytes:
-    return pack.create_out(*fs.create(caller, parent, name, mode, flags))
+    return pack.create_out(*fs.create(caller, parent, name, mode, flags, kill_suid))
 
 
 def _parse_open(view: memoryview, _end: int) -> tuple[int, bool]:
@@ -49,20 +55,7 @@ def _parse_open(view: memoryview, _end: int) -> tuple[int, bool]:
 
 
 def _open(fs: FileSystem, caller: Caller, ino: Ino, flags: int, kill_suid: bool) -> bytes:
-    if not kill_suid:
-        return pack.open_out(fs.open(caller, ino, flags))
-    return pack.open_out(_open_and_truncate(fs, caller, ino, flags))
-
-
-def _open_and_truncate(fs: FileSystem, caller: Caller, ino: Ino, flags: int) -> Opened:
-    """open(2) with O_TRUNC by someone without CAP_FSETID: the truncation drops S_ISUID too."""
-    opened = fs.open(caller, ino, flags & ~os.O_TRUNC)
-    try:
-        fs.setattr(caller, ino, SetAttr(size=0, kill_suid=True), opened.fh)
-    except BaseException:
-        fs.release(ino, opened.fh)
-        raise
-    return opened
+    return pack.open_out(fs.open(caller, ino, flags, kill_suid))
 
 
 def _parse_read(view: memoryview, _end: int) -> tuple[int, int, int]:

@@ -101,6 +101,23 @@ def parse_mountinfo(line: str) -> MountInfo:
     return MountInfo(fields[2], _unescape(fields[4]), fields[dash + 1], _unescape(fields[dash + 2]))
 
 
+def find_server(info: MountInfo) -> int | None:
+    """The process that serves a mount, found without asking it; None before Linux 6.11 or so, and
+    where we may not look at it.
+    """
+    wanted = f"fuse_connection:\t{info.device.partition(':')[2]}\n"
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{fd}") == DEVICE:
+                    with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as lines:
+                        if wanted in lines:
+                            return int(pid)
+        except OSError:
+            continue  # it has ended, or is another user's
+    return None
+
+
 def raise_readahead(mountpoint: str, kib: int = READAHEAD_KIB) -> bool:
     """Let the kernel read ahead `kib` KiB; False where we may not or it can't be found.
 

@@ -81,6 +81,11 @@ def is_known(option: str) -> bool:
     )
 
 
+def is_read_only(options: Iterable[str]) -> bool:
+    """Whether `ro` is the last word on it."""
+    return bool(parse_options(options).flags & _SET["ro"])
+
+
 def parse_options(options: Iterable[str]) -> MountOptions:
     """The meaning of `-o` words, later ones winning.
 

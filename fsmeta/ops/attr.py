@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from typing import Final
 
 from fsmeta import access
 from fsmeta.ops.extent import change_size
@@ -11,23 +12,33 @@ from fsmeta.ops.inode import Env, get_attr, put_attr
 from fsmeta.transact import Txn
 from fsmeta.types import Attr, Ino, SetAttr
 
+# What 64 bits of nanoseconds can say: 1677-09-21 to 2262-04-11. Times beyond become the nearest of
+# these, as timestamp_truncate() in the kernel does for file systems with limits.
+_TIME_MIN_NS: Final = -(1 << 63)
+_TIME_MAX_NS: Final = (1 << 63) - 1
+
 
 def setattr_(txn: Txn, env: Env, ino: Ino, want: SetAttr) -> Attr:
     """Change what `want` names, all at once; returns the new attributes.
 
+    A size alone is truncate(2), which leaves the times of a file that has it already; ftruncate(2)
+    and O_TRUNC say `mtime_now` with it.
     Raises: EPERM, EACCES, EINVAL, EISDIR, EFBIG, ENOSPC, ESTALE.
     """
     attr = get_attr(txn, ino)
     new = _chown(env, attr, want)
     new = _chmod(env, attr, new, want)
     new = _utimens(env, attr, new, want)
-    if want.size is not None:
-        access.require(env.caller, attr, access.WRITE)
-        new = change_size(txn, env, new, want.size)
-        if want.mtime_ns is None:
-            new = new._replace(mtime_ns=env.now_ns)
     if want.kill_suid and want.mode is None:
-        new = new._replace(mode=access.drop_suid(new.mode))
+        new = new._replace(mode=access.drop_suid(env.caller, new))
+    if want.size is not None:
+        if not want.opened:
+            access.require(env.caller, attr, access.WRITE)
+        new = change_size(txn, env, new, want.size)
+        if new == attr and not want.mtime_now:
+            return attr
+        if new.size != attr.size and want.mtime_ns is None:
+            new = new._replace(mtime_ns=env.now_ns)
     new = new._replace(ctime_ns=env.now_ns)
     put_attr(txn, new)
     return new
@@ -44,7 +55,7 @@ def _chown(env: Env, attr: Attr, want: SetAttr) -> Attr:
             raise OSError(errno.EPERM, "only root may give files away")
         if gid != attr.gid and not caller.in_group(gid):
             raise OSError(errno.EPERM, "not in that group")
-    mode = attr.mode if stat.S_ISDIR(attr.mode) else access.drop_suid(attr.mode)
+    mode = attr.mode if stat.S_ISDIR(attr.mode) else access.drop_suid(caller, attr)
     return attr._replace(uid=uid, gid=gid, mode=mode)
 
 
@@ -60,16 +71,30 @@ def _chmod(env: Env, attr: Attr, new: Attr, want: SetAttr) -> Attr:
 
 
 def _utimens(env: Env, attr: Attr, new: Attr, want: SetAttr) -> Attr:
-    if want.atime_ns is not None or want.mtime_ns is not None:
-        access.require_owner(env.caller, attr)
-    elif want.atime_now or want.mtime_now:
-        if env.caller.uid != attr.uid:
-            access.require(env.caller, attr, access.WRITE)
+    """Both times to now takes write permission, anything else an owner."""
+    atime, mtime = want.atime_ns, want.mtime_ns
+    if atime is None and mtime is None:
+        if not want.atime_now and not want.mtime_now:
+            return new
+        if want.size is None:
+            _require_touch(env, attr, want)
     else:
-        return new
-    atime = env.now_ns if want.atime_now else want.atime_ns
-    mtime = env.now_ns if want.mtime_now else want.mtime_ns
+        access.require_owner(env.caller, attr)
+    atime = env.now_ns if want.atime_now else atime
+    mtime = env.now_ns if want.mtime_now else mtime
     return new._replace(
-        atime_ns=attr.atime_ns if atime is None else atime,
-        mtime_ns=attr.mtime_ns if mtime is None else mtime,
+        atime_ns=attr.atime_ns if atime is None else _representable(atime),
+        mtime_ns=attr.mtime_ns if mtime is None else _representable(mtime),
     )
+
+
+def _require_touch(env: Env, attr: Attr, want: SetAttr) -> None:
+    """Raises: EPERM, or EACCES where write permission would do."""
+    if not (want.atime_now and want.mtime_now):
+        access.require_owner(env.caller, attr)
+    elif env.caller.uid != attr.uid:
+        access.require(env.caller, attr, access.WRITE)
+
+
+def _representable(time_ns: int) -> int:
+    return max(_TIME_MIN_NS, min(time_ns, _TIME_MAX_NS))

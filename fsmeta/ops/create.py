@@ -33,8 +33,9 @@ def create(txn: Txn, env: Env, parent: Ino, name: bytes, node: NewNode) -> Attr:
     mode, gid = access.inherit(env.caller, directory, node.mode)
     attr = schema.new_attr(node.ino, mode, env.caller.uid, gid, parent, env.now_ns, node.rdev)
     is_dir = stat.S_ISDIR(mode)
+    txn.require_empty(schema.inode_row(node.ino))  # true, and so we know that it has no xattrs
     if is_dir:
-        txn.require_empty(schema.dir_row(node.ino))  # true, and so we know all names in it
+        txn.require_empty(schema.dir_row(node.ino))  # nor names
     elif stat.S_ISLNK(mode):
         attr = attr._replace(size=len(node.target))
         _put_target(txn, node)

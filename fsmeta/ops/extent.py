@@ -15,7 +15,7 @@ from fsmeta import quota, schema
 from fsmeta.ops.inode import Env, get_attr
 from fsmeta.slices import covered
 from fsmeta.transact import Txn
-from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, Attr, Ino, Slice, SliceKind, space_of
+from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, Attr, Ino, Slice, SliceKind, Usage, space_of
 
 CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps (COMMIT_OPS_MAX)
 
@@ -44,7 +44,8 @@ def write(
 ) -> Written:
     """Add slices (chunk index, slice), whose data are already stored.
 
-    The file grows to `length` if it is shorter; the data were written at `mtime_ns`.
+    The file grows to `length` if it is shorter; the data were written at `mtime_ns`, perhaps before
+    a chmod that is already here, so ctime does not go back.
     Raises: ESTALE, ENOSPC, EDQUOT.
     """
     attr = get_attr(txn, ino)
@@ -64,9 +65,9 @@ def write(
         old = schema.unpack_slices(ino, index, txn.reads.get((row, field)))
         used += covered([*old, *new]) - covered(old)
         txn.append(row, field, schema.pack_slices(new))
-    new_attr = attr._replace(
-        size=max(attr.size, length), used=used, mtime_ns=mtime_ns, ctime_ns=mtime_ns
-    )
+    ctime_ns = max(attr.ctime_ns, mtime_ns)
+    size = max(attr.size, length)
+    new_attr = attr._replace(size=size, used=used, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
     if attr.nlink:
         quota.charge(txn, env.limits, space=new_attr.space - attr.space, inodes=0)
     txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(new_attr))
@@ -129,8 +130,8 @@ def replace_prefix(
 ) -> bool:
     """Compaction: put `new` in place of the first slices of a chunk, if those are still `old`.
 
-    What was appended meanwhile stays behind them. False where somebody else was first; then the
-    caller owns `new` and deletes it.
+    What was appended meanwhile stays behind them. Small holes have become zeros, which take space
+    from here on. False where somebody else was first; then the caller owns `new` and deletes it.
     """
     del env
     row, field = schema.inode_row(ino), schema.chunk_field(index)
@@ -140,6 +141,14 @@ def replace_prefix(
         return False
     rest = value[len(prefix) :]
     packed = schema.pack_slices(new) + rest
+    later = schema.unpack_slices(ino, index, rest)
+    grown = covered([*new, *later]) - covered([*old, *later])
+    if grown:
+        attr = get_attr(txn, ino)
+        used = attr.used + grown
+        txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(attr._replace(used=used)))
+        if attr.nlink:  # nobody asked for it, so no limit stops it
+            quota.charge(txn, Usage(0, 0), space=space_of(used) - attr.space, inodes=0)
     if packed:
         txn.put(row, field, packed)
     else:

@@ -65,8 +65,10 @@ def get_place(txn: Txn, env: Env, parent: Ino, name: bytes) -> tuple[Stable, byt
 
     One request where neither is known. Raises: as `get_parent`, ENAMETOOLONG, EINVAL.
     """
-    check_name(name)
     row = schema.dir_row(parent)
+    if not 0 < len(name) <= NAME_MAX:
+        get_parent(txn, env, parent, access.EXECUTE)  # who may not search is told that first
+    check_name(name)
     txn.get_many(((schema.inode_row(parent), schema.ATTR_FIELD), (row, name)))
     return get_parent(txn, env, parent, access.EXECUTE), txn.reads[(row, name)]
 
@@ -109,6 +111,7 @@ def put_attr(txn: Txn, attr: Attr) -> None:
 
 
 def put_dentry(txn: Txn, parent: Ino, name: bytes, kind: FileType, ino: Ino) -> None:
+    """Give `ino` the name `name` in `parent`."""
     txn.put(schema.dir_row(parent), name, schema.pack_dentry(kind, ino))
 
 

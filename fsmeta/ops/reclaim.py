@@ -42,6 +42,7 @@ def leader(txn: Txn) -> SessionRecord | None:
 
 
 def current_round(txn: Txn) -> int:
+    """The round that sessions are asked to confirm; 0 before the first."""
     value = txn.get(schema.BACKGROUND, schema.ROUND)
     return schema.unpack_count(schema.BACKGROUND, schema.ROUND, value)
 

@@ -42,11 +42,11 @@ def rename(txn: Txn, env: Env, old: Place, new: Place, flags: int) -> Renamed:
     """
     if flags not in (0, NOREPLACE, EXCHANGE):
         raise OSError(errno.EINVAL, f"rename flags {flags:#x}")
-    check_name(old.name)
-    check_name(new.name)
     fetch(txn, (old.parent, new.parent), (old, new))
     old_dir = get_parent(txn, env, old.parent, access.EXECUTE)
     new_dir = get_parent(txn, env, new.parent, access.EXECUTE)
+    check_name(old.name)
+    check_name(new.name)
     source = find(txn, *old)
     if source is None:
         raise OSError(errno.ENOENT, "no such name")

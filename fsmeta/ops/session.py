@@ -17,13 +17,16 @@ from fsmeta.transact import Txn
 from fsmeta.types import Ino, SessionId
 
 
-def open_session(txn: Txn, info: dict[str, Any]) -> SessionRecord:
-    """Begin a session; it has nothing open, so it agrees to every deletion round so far."""
+def open_session(txn: Txn, info: dict[str, Any], rejoins: bool = False) -> SessionRecord:
+    """Begin a session; it has nothing open, so it agrees to every deletion round so far.
+
+    One that `rejoins` may hold orphans and read old slices: the round under way waits for it.
+    """
     number, current = txn.get_many(
         ((schema.COUNTERS, schema.NEXT_SESSION), (schema.BACKGROUND, schema.ROUND))
     )
     sid = schema.unpack_count(schema.COUNTERS, schema.NEXT_SESSION, number) + 1
-    confirmed = schema.unpack_count(schema.BACKGROUND, schema.ROUND, current)
+    confirmed = schema.unpack_count(schema.BACKGROUND, schema.ROUND, current) - rejoins
     record = SessionRecord(SessionId(sid), 0, confirmed, info)
     txn.put(schema.COUNTERS, schema.NEXT_SESSION, b"%d" % sid)
     txn.put(schema.session_row(sid), FENCE_FIELD, b"1")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import stat
 from typing import Final
 
 from fsmeta import access, schema
 from fsmeta.ops.inode import Env, get_attr
 from fsmeta.transact import Txn
-from fsmeta.types import XATTR_NAME_MAX, XATTR_SIZE_MAX, Attr, Ino
+from fsmeta.types import XATTR_NAME_MAX, XATTR_SIZE_MAX, Attr, FileType, Ino
 
 CREATE: Final = 1  # xattr.h
 REPLACE: Final = 2
 _MARK: Final = b"\1"  # before each value, so that an empty one can be stored
-_NAMESPACES: Final = (b"user.", b"trusted.", b"security.")
+_USER: Final = b"user."
+_NAMESPACES: Final = (_USER, b"trusted.", b"security.")
 
 
 def setxattr(txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, flags: int) -> None:
@@ -63,22 +65,39 @@ def listxattr(txn: Txn, env: Env, ino: Ino) -> list[bytes]:
 
 def _find(txn: Txn, env: Env, ino: Ino, name: bytes, mask: int) -> bytes | None:
     """The stored value, after the checks every verb here makes."""
-    if not name.startswith(_NAMESPACES):
-        raise OSError(errno.ENOTSUP, f"attribute namespace of {name!r}")
     if len(name) > XATTR_NAME_MAX:
         raise OSError(errno.ERANGE, "attribute name is longer than 255 bytes")
     row = schema.inode_row(ino)
+    if env.caller.checked:
+        _require_namespace(name)
     txn.get_many((*schema.attr_keys(ino), (row, schema.xattr_field(name))))
-    _require(env, get_attr(txn, ino), name, mask)
+    attr = get_attr(txn, ino)
+    if not env.caller.checked:
+        _require(env, attr, name, mask)
+        _require_namespace(name)
     return txn.get(row, schema.xattr_field(name))
 
 
+def _require_namespace(name: bytes) -> None:
+    """Raises: ENOTSUP for what no handler of ours takes, ACLs among them; EINVAL for `user.`."""
+    if not name.startswith(_NAMESPACES):
+        raise OSError(errno.ENOTSUP, f"attribute namespace of {name!r}")
+    if name == _USER:
+        raise OSError(errno.EINVAL, "the attribute has no name")
+
+
 def _require(env: Env, attr: Attr, name: bytes, mask: int) -> None:
-    """xattr(7): `user.*` follows the file's mode, the others are root's to change."""
+    """xattr_permission() in the kernel: `trusted.*` and changes of `security.*` are root's."""
     caller = env.caller
-    if caller.checked or caller.uid == 0:
+    if name.startswith(_USER):
+        if not attr.is_dir and attr.type is not FileType.REG:
+            missing = errno.ENODATA if mask == access.READ else errno.EPERM
+            raise OSError(missing, "only files and directories have user attributes")
+        if attr.is_dir and attr.mode & stat.S_ISVTX and mask == access.WRITE:
+            access.require_owner(caller, attr)
+    if caller.uid == 0:
         return
-    if name.startswith(b"user."):
+    if not name.startswith((b"trusted.", b"security.")):
         access.require(caller, attr, mask)
     elif name.startswith(b"trusted."):
         missing = errno.ENODATA if mask == access.READ else errno.EPERM

@@ -54,7 +54,9 @@ class Store:
         self.open(codec)
 
     def open(self, codec: Codec) -> None:
-        self.cache = MemCache(RUNTIME, Budget(RUNTIME), BLOCK)
+        self.budget = Budget(RUNTIME)
+        self.cache = MemCache(RUNTIME, self.budget, BLOCK)
+        self.idle = self.budget.gauges().cached  # the room for spares
         self.blocks = BlockStore(self.runtime, self.objects, self.cache, codec, BLOCK)
 
     def read(self, index: int, begin: int, end: int, whole: bool = False) -> bytes:
@@ -87,11 +89,66 @@ def test_any_codec_reads_any(codec: Codec, write_codec: Codec) -> None:
     assert store.read(2, 10, 1000) == DATA[2 * BLOCK + 10 :]
 
 
-def test_a_block_that_was_put_is_cached() -> None:
+def test_a_block_that_a_writer_put_is_behind() -> None:
     store = Store()
-    store.blocks.put_block(SliceId(5), 0, bytearray(b"hello"))
+    store.budget.reserve(5)
+    store.blocks.put_block(SliceId(5), 0, bytearray(b"hello"), reserved=True)
     assert bytes(store.blocks.read(SliceId(5), 5, 0, 1, 3)) == b"el"
     assert store.objects.gets == []
+    gauges = store.budget.gauges()
+    assert (gauges.writing, gauges.cached - store.idle) == (0, 5)
+    store.blocks.delete_slice(SliceId(5), 5)
+    assert store.budget.gauges().cached == store.idle
+
+
+def test_other_blocks_that_are_put_are_not_cached() -> None:
+    store = Store()
+    store.blocks.put_block(SliceId(5), 0, bytearray(b"hello"))
+    assert store.cache.stats().blocks == 0
+    assert store.budget.gauges().cached == store.idle
+
+
+def test_a_failed_put_leaves_the_buffer_to_the_writer() -> None:
+    store = Store()
+    store.budget.reserve(5)
+    store.objects.fail("put", 1)
+    with pytest.raises(Unavailable):
+        store.blocks.put_block(SliceId(5), 0, bytearray(b"hello"), reserved=True)
+    assert store.cache.stats().blocks == 0
+    assert store.budget.gauges().writing == 5
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_block_read_as_a_whole_is_not_cached(whole: bool) -> None:
+    store = Store()
+    for index, length in enumerate((BLOCK, BLOCK, 1000)):
+        assert store.read(index, 0, length, whole) == DATA[index * BLOCK :][:length]
+        assert store.cache.stats().blocks == 0
+    assert store.budget.gauges().cached == store.idle
+    assert len(store.objects.gets) == store.blocks.stats().whole == 3
+
+
+def test_a_block_read_in_parts_is_fetched_once_and_left_behind() -> None:
+    store = Store()
+    for begin in range(0, BLOCK, BLOCK // 4):
+        assert list(store.cache._behind) == []
+        end = begin + BLOCK // 4
+        assert store.read(0, begin, end, whole=True) == DATA[begin:end]
+    assert list(store.cache._behind) == [(ONE, 0)]
+    assert list(store.cache._blocks) == []
+    assert len(store.objects.gets) == 1
+    assert store.budget.gauges().cached - store.idle == BLOCK == store.cache.stats().bytes
+
+
+def test_only_a_sequential_reader_leaves_blocks_behind() -> None:
+    store = Store()
+    store.blocks.fetch(ONE, len(DATA), 0)
+    store.read(0, 0, BLOCK)
+    store.read(0, 5, BLOCK)
+    store.read(0, 0, BLOCK - 1, whole=True)
+    assert list(store.cache._blocks) == [(ONE, 0)]
+    store.read(0, BLOCK - 1, BLOCK, whole=True)
+    assert list(store.cache._behind) == [(ONE, 0)]
 
 
 def test_a_cold_small_read_fetches_one_range_once() -> None:
@@ -206,18 +263,55 @@ def test_one_thread_fetches_and_the_others_wait(damaged: bool) -> None:
     assert not store.blocks._flights
 
 
+def test_a_block_whose_read_ahead_was_joined_is_left_behind() -> None:
+    runtime = Joining()
+    store = Store(runtime=runtime)
+    store.objects.gate = RUNTIME.event()
+    ahead = RUNTIME.spawn("ahead", lambda: store.blocks.fetch(ONE, len(DATA), 0))
+    store.objects.arrived.wait()
+    views: list[memoryview] = []
+    reader = RUNTIME.spawn(
+        "reader", lambda: views.append(store.blocks.read(ONE, len(DATA), 0, 0, BLOCK, whole=True))
+    )
+    runtime.asked.wait()
+    store.objects.gate.set()
+    for thread in (ahead, reader):
+        thread.join()
+    assert views == [DATA[:BLOCK]]
+    assert len(store.objects.gets) == 1
+    assert list(store.cache._behind) == [(ONE, 0)]
+    assert list(store.cache._blocks) == []
+
+
 def test_buffers_of_evicted_blocks_are_used_again() -> None:
     store = Store()
-    view = store.blocks.read(ONE, len(DATA), 0, 0, BLOCK, whole=True)
+    store.blocks.fetch(ONE, len(DATA), 0)
+    view = store.blocks.read(ONE, len(DATA), 0, 0, BLOCK)
     store.cache.shrink(BLOCK)
-    other = store.blocks.read(ONE, len(DATA), 1, 0, BLOCK, whole=True)
+    other = store.blocks.read(ONE, len(DATA), 1, 0, 9, whole=True)
+    assert other.obj is not view.obj
     assert view == DATA[:BLOCK], "still read, so not used again"
     buffer = other.obj
     del other
     store.cache.shrink(BLOCK)
-    again = store.blocks.read(ONE, len(DATA), 0, 0, BLOCK, whole=True)
+    again = store.blocks.read(ONE, len(DATA), 1, 0, 9, whole=True)
+    assert again.obj is buffer
+    assert again == DATA[BLOCK : BLOCK + 9]
+
+
+def test_buffers_of_blocks_read_as_a_whole_are_used_again() -> None:
+    store = Store()
+    view = store.blocks.read(ONE, len(DATA), 0, 0, BLOCK)
+    other = store.blocks.read(ONE, len(DATA), 1, 0, BLOCK)
+    assert view.obj is not other.obj
+    assert view == DATA[:BLOCK], "still read, so not used again"
+    buffer = view.obj
+    del view
+    again = store.blocks.read(ONE, len(DATA), 0, 0, BLOCK)
     assert again.obj is buffer
     assert again == DATA[:BLOCK]
+    assert other == DATA[BLOCK : 2 * BLOCK]
+    assert store.budget.gauges().cached == store.idle
 
 
 def test_heads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdata.compact import HOLE_MIN_BYTES, rewrite
-from fsdata.geometry import covered, resolve
+from fsmeta.slices import covered, resolve
 from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId, SliceKind
 from tests.data.test_reader import store
 from tests.data.world import BLOCK, World, pattern

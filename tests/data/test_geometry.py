@@ -7,15 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata.geometry import (
-    COMPACT_SLICES,
-    Segment,
-    block_ranges,
-    chunk_ranges,
-    covered,
-    resolve,
-    should_compact,
-)
+from fsdata.geometry import COMPACT_SLICES, block_ranges, chunk_ranges, should_compact
+from fsmeta.slices import Segment, covered, resolve
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId, SliceKind
 
 SIZE = 60

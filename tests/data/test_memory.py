@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdata.budget import AHEAD_SHARE, BUFFER_BYTES_MIN, WAIT_S_MAX, Budget
-from fsdata.mem_cache import MemCache
+from fsdata.mem_cache import BEHIND_BYTES_MAX, SPARES_MAX, MemCache
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SliceId
@@ -55,6 +55,94 @@ def test_a_buffer_is_used_again_only_when_nobody_reads_it() -> None:
     assert cache.take_spare() is None
     assert view is not None
     assert bytes(view) == b"\0"
+    cache.pass_by(first)
+    assert cache.take_spare() is None
+    view.release()
+    assert cache.take_spare() is first, "nobody reads it any more"
+
+
+def test_spares_are_bounded_and_of_full_size() -> None:
+    budget = Budget(RUNTIME)
+    cache = MemCache(RUNTIME, budget, MIB)
+    idle = budget.gauges().cached
+    assert idle == SPARES_MAX * MIB, "their room is charged from the start"
+    buffers = [bytearray(MIB) for _ in range(SPARES_MAX + 1)]
+    for buffer in buffers:
+        cache.pass_by(buffer)
+    cache.pass_by(bytearray(MIB - 1))
+    cache.pass_by(bytes(MIB))
+    assert cache.stats().bytes == 0
+    spares = [cache.take_spare() for _ in range(SPARES_MAX)]
+    assert all(spare is buffer for spare, buffer in zip(spares, buffers[:0:-1], strict=True))
+    assert cache.take_spare() is None
+    assert budget.gauges().cached == idle
+
+
+def test_what_is_behind_is_bounded_and_its_buffers_are_used_again() -> None:
+    budget = Budget(RUNTIME)
+    cache = MemCache(RUNTIME, budget, MIB)
+    idle = budget.gauges().cached
+    cache.put(key(0), bytes(10))
+    count = BEHIND_BYTES_MAX // MIB
+    buffers = [bytearray(MIB) for _ in range(count + 2)]
+    for number, buffer in enumerate(buffers, 1):
+        budget.reserve(MIB)
+        cache.put_behind(key(number), buffer)
+        gauges, stats = budget.gauges(), cache.stats()
+        assert (gauges.writing, gauges.cached - idle) == (0, stats.bytes)
+        assert stats.bytes == 10 + min(number, count) * MIB
+        assert stats.blocks == 1 + min(number, count)
+    assert [cache.has(key(number)) for number in range(5)] == [True, False, False, True, True]
+    assert cache.take_spare() is buffers[1]
+    assert cache.take_spare() is buffers[0]
+    assert cache.take_spare() is None
+
+
+def test_what_is_behind_goes_before_what_is_cached() -> None:
+    budget = Budget(RUNTIME)
+    cache = MemCache(RUNTIME, budget, MIB)
+    idle = budget.gauges().cached
+    for number in (1, 2, 3):
+        cache.put(key(number), bytes(MIB))
+    cache.leave_behind(key(2))
+    cache.leave_behind(key(2))
+    cache.leave_behind(key(9))
+    assert cache.stats().bytes == 3 * MIB == budget.gauges().cached - idle
+    assert cache.get(key(2), 0, 5) is not None, "it is still here"
+    cache.shrink(1)
+    assert [cache.has(key(number)) for number in (1, 2, 3)] == [True, False, True]
+    cache.shrink(MIB + 1)
+    assert cache.stats().blocks == 0
+    assert budget.gauges().cached == idle
+
+
+def test_a_key_is_in_one_place_and_counted_once() -> None:
+    budget = Budget(RUNTIME)
+    cache = MemCache(RUNTIME, budget, MIB)
+    idle = budget.gauges().cached
+
+    def behind(size: int) -> None:
+        budget.reserve(size)
+        cache.put_behind(key(1), bytes(size))
+
+    def cached(size: int) -> None:
+        cache.put(key(1), bytes(size))
+
+    for first in (behind, cached):
+        for second in (behind, cached):
+            first(100)
+            second(7)
+            assert budget.gauges() == (budget.gauges().limit, 0, idle + 7, 0)
+            assert cache.stats().bytes == 7
+            assert cache.stats().blocks == 1
+            view = cache.get(key(1), 0, 100)
+            assert view is not None
+            assert len(view) == 7, "the latter"
+            cache.drop(key(1))
+            cache.drop(key(1))
+            assert not cache.has(key(1))
+            assert budget.gauges().cached == idle
+            assert cache._behind_bytes == cache.stats().bytes == 0
 
 
 def test_writers_come_before_the_cache() -> None:

@@ -125,8 +125,6 @@ def test_window_ends_with_the_file() -> None:
 def test_sequential_reading_fetches_each_block_once(world: World) -> None:
     data = pattern(1 << 20) * 12
     world.sink.chunks[INO, 0] = [Slice(0, store(world, 1, data), len(data), 0, len(data))]
-    for index in range(len(data) // BLOCK):
-        world.cache.drop((SliceId(1), index))
     reader = world.reader()
     step = 1 << 16
     for offset in range(0, len(data), step):
@@ -138,21 +136,34 @@ def test_sequential_reading_fetches_each_block_once(world: World) -> None:
     reader.close()
 
 
+def test_a_sequential_reader_leaves_blocks_behind(world: World) -> None:
+    data = pattern(1 << 20) * 12
+    world.sink.chunks[INO, 0] = [Slice(0, store(world, 1, data), len(data), 0, len(data))]
+    reader, step = world.reader(), 1 << 16
+    for offset in range(0, len(data), step):
+        reader.read(offset, step, len(data))
+    world.readers.close()
+    assert not world.cache._blocks
+    assert world.budget.gauges().ahead == 0
+    assert world.cache._behind_bytes == world.cache.stats().bytes > 0
+
+
 def test_read_ahead_that_nobody_wants_is_dropped(world: World) -> None:
     data = pattern(1 << 20) * 12
     world.sink.chunks[INO, 0] = [Slice(0, store(world, 1, data), len(data), 0, len(data))]
-    world.cache.shrink(1 << 30)
     reader = world.reader()
-    reader.read(0, BLOCK, len(data))
+    reader.read(0, BLOCK - 1, len(data))
     world.objects.gate = RUNTIME.event()
     busy = [RUNTIME.event(), RUNTIME.event()]
-    for event in busy:  # both threads are busy, so what is asked for now stays in the queue
-        world.readers.submit(lambda event=event: event.wait() and None)  # type: ignore[misc]
-    reader.read(0, 10, len(data))  # cached
-    assert world.budget.gauges().ahead > 0
-    reader.close()
-    for event in busy:
-        event.set()
+    try:
+        for event in busy:  # both threads are busy, so what is asked for now stays in the queue
+            world.readers.submit(lambda event=event: event.wait() and None)  # type: ignore[misc]
+        reader.read(0, 10, len(data))  # cached, or it would wait at the gate
+        assert world.budget.gauges().ahead > 0
+        reader.close()
+    finally:
+        for event in busy:
+            event.set()
     world.readers.close()
     assert len(world.objects.gets) == 1
     assert world.budget.gauges().ahead == 0

@@ -268,18 +268,27 @@ class RamFS:
             self._bind(new_parent, new_name, node.attr.ino)
 
     def create(
-        self, caller: Caller, parent: Ino, name: bytes, mode: int, flags: int
+        self,
+        caller: Caller,
+        parent: Ino,
+        name: bytes,
+        mode: int,
+        flags: int,
+        kill_suid: bool = False,
     ) -> tuple[Entry, Opened]:
         self._begin("create", caller)
         with self._lock:
             node = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), caller)
             return self._entry(node), self._open(node.attr.ino)
 
-    def open(self, caller: Caller, ino: Ino, flags: int) -> Opened:
+    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
         self._begin("open", caller)
         with self._lock:
             if flags & os.O_TRUNC:
-                self._resize(self._node(ino), 0)
+                node = self._node(ino)
+                self._resize(node, 0)
+                mode = node.attr.mode & ~0o6000 if kill_suid else node.attr.mode
+                node.attr = node.attr._replace(mode=mode)
             return self._open(ino)
 
     def read(self, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:

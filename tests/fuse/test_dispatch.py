@@ -18,10 +18,17 @@ from fsclient.fuse.parse import supplementary_groups
 from fsclient.fuse.protocol import FATTR_MTIME, FATTR_SIZE, Init, Opcode
 from fsmeta import errors
 from fsmeta.types import ROOT_INO, Attr, Caller, FileType, Ino, StatFs
+from tests.conftest import LogWatch
 from tests.fuse.ramfs import RamFS
 
 CALLER = Caller(7, 8, (), 9, True)
 ATTR = Attr(Ino(5), 0o100644, 1, 2, 0, 0, ROOT_INO, -1, 5000, 1, 5000, -1, 1, 10**9)
+
+
+@pytest.fixture(autouse=True)
+def errors_are_logged(log_watch: LogWatch) -> None:
+    """Most tests here provoke what the dispatcher logs at ERROR."""
+    log_watch.expect("fsclient.fuse.dispatch")
 
 
 def ask(dispatcher: Dispatcher, opcode: int, body: bytes, ino: int = 1) -> Answer | int | None:

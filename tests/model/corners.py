@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple, TypeAlias
 
-from tests.model.ops import ROOT, Op, Open, Result, User, Value
+from tests.model.ops import ROOT, Op, Open, Result, StatValue, User, Value
 
 
 class Shows(NamedTuple):
@@ -26,6 +26,19 @@ Expected: TypeAlias = Result | Shows
 Line: TypeAlias = tuple[User, Op, Expected]
 
 OK = Result(0)
+
+
+def fits(result: Result, expected: Expected) -> bool:
+    """Whether `result` is what a line expects."""
+    if expected == OK:
+        return result.errno == 0
+    if isinstance(expected, Result):
+        return result == expected
+    value = result.value
+    if not isinstance(value, StatValue):
+        return False
+    shown = Shows(value.perm, value.nlink, value.uid, value.gid, value.size, value.mtime)
+    return all(want in (-1, got) for want, got in zip(expected, shown, strict=True))
 
 
 def ok(op: Op, user: User = ROOT) -> Line:

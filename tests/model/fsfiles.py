@@ -77,8 +77,10 @@ class Opener:
             place = walk.follow(place, found.attr)
 
     def _create(self, place: Place, flags: int, mode: int) -> FsHandle:
+        mode = stat.S_IFREG | stat.S_IMODE(mode)
+        kill_suid = self._caller.uid != 0
         entry, opened = self._fs.create(
-            self._caller, place.parent, place.name, stat.S_IFREG | stat.S_IMODE(mode), flags
+            self._caller, place.parent, place.name, mode, flags, kill_suid
         )
         assert entry.attr is not None
         self._held.append(entry.attr.ino)
@@ -110,7 +112,8 @@ class Opener:
                 fail(errno.EISDIR)
             return self._handle(attr, flags, self._fs.opendir(self._caller, attr.ino).fh)
         if stat.S_ISREG(attr.mode):
-            opened = self._fs.open(self._caller, attr.ino, flags & ~_NOT_PASSED_ON)
+            kill_suid = self._caller.uid != 0
+            opened = self._fs.open(self._caller, attr.ino, flags & ~_NOT_PASSED_ON, kill_suid)
             return self._handle(attr, flags, opened.fh)
         self._fs.access(self._caller, attr.ino, wants | (W if flags & os.O_TRUNC else 0))
         read_elsewhere = any(h.attr.ino == attr.ino and h.readable for h in self._others)

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from hypothesis import strategies
 
 from tests.model import ops as o
-from tests.model.inodes import Inode
+from tests.model.inodes import SGID, Inode
 from tests.model.model import ModelFS
 from tests.model.ops import NOW, OMIT, ROOT, USERS, Op, Step, Target
 from tests.model.tree import Sysctls, Walk
@@ -89,8 +89,10 @@ class Tape:
 class Generator:
     """Makes steps that suit the state they have led to."""
 
-    def __init__(self, sysctls: Sysctls | None = None) -> None:
+    def __init__(self, sysctls: Sysctls | None = None, fuse: bool = False) -> None:
+        """With `fuse`, nothing that depends on groups of which FUSE does not tell its server."""
         self.model = ModelFS(sysctls)
+        self._fuse = fuse
 
     def step(self, picker: Picker) -> Step:
         """The next step; the model has taken it."""
@@ -103,8 +105,11 @@ class Generator:
         """`op`, or another one where the answer is a matter of taste or of mount options.
 
         Opening a device depends on `nodev`. A truncate(2) to the size that a file has changes its
-        mtime on ext4 and not on tmpfs.
+        mtime on ext4 and not on tmpfs. S_ISGID without group execute goes when somebody writes who
+        is not in the file's group.
         """
+        if self._fuse and isinstance(op, o.Open | o.Mknod | o.Chmod):
+            return op._replace(mode=op.mode & ~SGID if not op.mode & 0o010 else op.mode)
         if not isinstance(op, o.Open | o.Read | o.Write | o.Truncate) or not o.paths_of(op):
             return op
         path = o.paths_of(op)[0]
@@ -276,9 +281,11 @@ _MAKERS: tuple[Callable[[_Choice], Op], ...] = (
 )
 
 
-def steps_of_seed(seed: int, count: int, sysctls: Sysctls | None = None) -> list[Step]:
+def steps_of_seed(
+    seed: int, count: int, sysctls: Sysctls | None = None, fuse: bool = False
+) -> list[Step]:
     """`count` steps that follow from `seed`."""
-    generator, dice = Generator(sysctls), Dice(seed)
+    generator, dice = Generator(sysctls, fuse), Dice(seed)
     return [generator.step(dice) for _ in range(count)]
 
 

@@ -111,6 +111,7 @@ class Scheduler:
         self._main: Task | None = None
         self._runnable: list[Task] = []
         self._timers: list[tuple[int, int, int, Task]] = []  # (when, task, its wait, task)
+        self._frozen: dict[object, dict[Task, None]] = {}  # process → its tasks that could run
         self._over = threading.Lock()  # opened when a run ends and when a killed task is gone
         self._over.acquire()
         self._ending = False
@@ -178,11 +179,31 @@ class Scheduler:
             me.thrown = True
             raise me.doom(f"{me.name} (seed {self.seed})")
 
+    def unshielded(self, me: Task) -> None:
+        """What a shield has put off happens now."""
+        self.throw(me)
+        if self._frozen:
+            self.seam()
+
     def doom(self, task: Task, fate: type[BaseException]) -> None:
         """Let `task` die of `fate` at its seam."""
         task.doom = task.doom or fate
         if not task.shields:
             self.wake(task)
+
+    def freeze(self, process: object) -> None:
+        """Stop `process` as SIGSTOP would; what the world does for it goes on."""
+        assert self.current is None or self.current.process is not process, "can't freeze oneself"
+        held = self._frozen.setdefault(process, {})
+        for task in [each for each in self._runnable if each.process is process]:
+            if not task.shields:
+                self._retire(task)
+                held[task] = None
+
+    def thaw(self, process: object) -> None:
+        """Let `process` go on."""
+        for task in self._frozen.pop(process, {}):
+            self._admit(task)
 
     def start(self, name: str, body: Callable[[], None], process: object) -> Task:
         """A new thread, able to run."""
@@ -226,6 +247,9 @@ class Scheduler:
         following.gate.release()
 
     def _admit(self, task: Task) -> None:
+        if self._frozen and task.process in self._frozen and not task.shields:
+            self._frozen[task.process][task] = None
+            return
         task.index = len(self._runnable)
         self._runnable.append(task)
 
@@ -274,6 +298,9 @@ class Scheduler:
 
     def _switch(self, me: Task) -> None:
         """Let the next one run, and return when it is our turn again."""
+        if me.process in self._frozen and me.index >= 0 and not me.shields:
+            self._retire(me)  # a shield has put it off
+            self._admit(me)
         pick = self._next()
         if pick is None:
             self._wait_for_end(me)

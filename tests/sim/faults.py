@@ -31,8 +31,14 @@ class Faults(NamedTuple):
     request_lost: float = 0.02  # Ambiguous, not applied
     late: float = 0.0  # Ambiguous, applied `late_s` afterwards, maybe between or after repeats
     late_s: float = 0.3
-    news_lost: float = 0.0  # the link for `watch` breaks: no news for `news_s`, then "anything"
+    news_lost: float = 0.0  # the link for `watch` breaks, which is noticed after `news_s`
     news_s: float = 1.0
+
+    @property
+    def news_late_s(self) -> float:
+        """How long a client may believe what is no longer true."""
+        late = 2 * self.latency_s + (self.slow_s if self.slow else 0)
+        return late + (self.news_s + late if self.news_lost else 0)
 
 
 CALM = Faults(slow=0, refused=0, reply_lost=0, request_lost=0)
@@ -101,7 +107,7 @@ class FaultStore:
         self._sim = sim
         self._process = process
         self._deaf = False  # the link for news is broken
-        self._vouching = True  # news flow, and all that was missed is known to be
+        self._vouching = True  # as far as the client has noticed
 
     @property
     def round_trips(self) -> int:
@@ -162,7 +168,10 @@ class FaultStore:
                 listener(rows)
 
         def reconnect() -> None:
-            self._sim.sleep(self.network.faults.news_s)
+            self._sim.sleep(self.network.faults.news_s)  # until the silence is noticed
+            self._vouching = False
+            listener(None)
+            self.network.travel()
             self._deaf = False
             listener(None)
             self._vouching = True
@@ -171,7 +180,7 @@ class FaultStore:
             if self._deaf or self._is_dead():
                 return
             if self.network.happens(self.network.faults.news_lost):
-                self._deaf, self._vouching = True, False
+                self._deaf = True
                 self._sim.spawn_in(self._process, "watch reconnects", reconnect)
             else:
                 self._sim.spawn_in(self._process, "watch delivers", lambda: deliver(rows))

@@ -120,12 +120,27 @@ class SimProcess:
             raise Crashed(f"process {self.name} is dead")
         return self._sim.spawn_in(self, f"{self.name}/{name}", body)
 
+    def freeze(self) -> None:
+        """Stop all threads of the process, as SIGSTOP would, until `thaw`."""
+        self._sim.scheduler.freeze(self)
+
+    def thaw(self) -> None:
+        """Let a frozen process go on; time has passed for it all at once."""
+        self._sim.scheduler.thaw(self)
+        self._sim.scheduler.seam()
+
+    def alive(self) -> list[str]:
+        """The names of its threads that have not ended."""
+        tasks = self._sim.scheduler.tasks
+        return [task.name for task in tasks if task.process is self and not task.done]
+
     def crash(self) -> None:
         """Kill the process as SIGKILL would; returns when its threads are gone.
 
         A thread of the process itself does not return from here.
         """
         self.crashed = True
+        self.thaw()
         scheduler = self._sim.scheduler
         doomed = [task for task in scheduler.tasks if task.process is self and not task.done]
         for task in doomed:
@@ -157,7 +172,7 @@ class Shield:
         if self._task is not None:
             self._task.shields -= 1
             if not self._task.thrown:
-                self._scheduler.throw(self._task)
+                self._scheduler.unshielded(self._task)
 
 
 _CONFORMS: tuple[Callable[..., Runtime], ...] = (SimRuntime, SimProcess)

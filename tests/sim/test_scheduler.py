@@ -317,6 +317,44 @@ def test_shield_puts_a_crash_off(sim_seed: int) -> None:
     simulate(sim_seed, body)
 
 
+@pytest.mark.sim_seeds(20)
+def test_frozen_processes_do_nothing(sim_seed: int) -> None:
+    """Neither do those that hold a lock, but what the world does for them goes on."""
+
+    def body(sim: SimRuntime) -> None:
+        process, counts, served = sim.process("p"), [0, 0], list[int]()
+
+        def work(n: int) -> None:
+            while True:
+                counts[n] += 1
+                process.sleep(0.001 * n)
+
+        def ask() -> None:
+            with sim.shield():
+                sim.sleep(1)
+                served.append(1)
+            served.append(2)
+
+        for n in (0, 1):
+            process.spawn(str(n), partial(work, n))
+        process.spawn("ask", ask)
+        sim.sleep(0.1)
+        process.freeze()
+        seen = list(counts)
+        sim.sleep(10)
+        assert counts == seen
+        assert served == [1]
+        process.thaw()
+        sim.sleep(0.1)
+        assert min(now - then for now, then in zip(counts, seen, strict=True)) > 0
+        assert served == [1, 2]
+        process.freeze()
+        process.crash()
+        assert process.alive() == []
+
+    simulate(sim_seed, body)
+
+
 def test_works_outside_of_a_run() -> None:
     sim = SimRuntime(0)
     lock, event = sim.lock(), sim.event()

@@ -50,7 +50,7 @@ def test_ignored_and_deleted_files_do_not_count(tmp_path: Path) -> None:
     ("path", "body", "expected"),
     [
         ("fsmeta/types.py", "import redis", "2: rank: rank 0 imports redis"),
-        ("fsmeta/errors.py", "import fsmeta.types", "2: rank: rank 0 imports fsmeta.types"),
+        ("fsmeta/errors.py", "import fsmeta.store", "2: rank: rank 0 imports fsmeta.store"),
         ("fsmeta/__init__.py", "from . import engine", "2: rank: rank 0 imports fsmeta.engine"),
         ("fsmeta/check.py", "from fsdata import objects", "2: rank: fsmeta may not import fsdata"),
         ("fsdata/x.py", "from fsmeta import engine", "2: rank: fsdata may not import fsmeta.eng"),

@@ -1,0 +1,1 @@
+"""The `slicefs` program as its users call it: a process, its exit code and its one line."""

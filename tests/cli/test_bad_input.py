@@ -1,0 +1,262 @@
+"""Bad input: one clear line, the right exit code, and nothing changed on disk."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from fsmeta import schema
+from tests.cli.trees import snapshot
+from tests.faults.program import Volume, needs_mounts, slicefs
+from tests.faults.redis_server import DurableRedis
+
+SECRET = "s3cr3t"
+CLOSED_PORT = 1  # nobody listens on it
+
+
+def refused(words: str, expected: str, code: int = 1, within_s: float = 10) -> None:
+    """`slicefs words` ends with `code` and says `expected` in one line, without secrets."""
+    done = slicefs(*words.split())
+    assert done.code == code, done
+    assert done.out == "", done
+    assert re.fullmatch(r"slicefs: [^\n]+\n", done.err), done
+    assert re.search(expected, done.err), done
+    assert SECRET not in done.err, done
+    assert done.seconds < within_s, done
+
+
+# {base} is a directory with: text, a file that is no database; empty, an empty directory
+FORMAT = [
+    ("foo:///x.db testvol", "scheme 'foo' is unknown: use redis://", 1),
+    ("/x.db testvol", "has no scheme: use redis://", 1),
+    ("redis:/x testvol", "has no scheme", 1),
+    ("sqlite:// testvol", "names no file", 1),
+    ("sqlite:///{base}/none/x.db testvol", "/none of the metadata file is not there: create", 1),
+    ("sqlite:///{base}/empty testvol", "is a directory: name a file", 1),
+    ("sqlite:///{base}/text testvol", "text: file is not a database", 1),
+    (f"redis://me:{SECRET}@127.0.0.1:{CLOSED_PORT}/0 testvol", "can't reach redis://127.0.0.1", 1),
+    (f"redis://me:{SECRET}@127.0.0.1:port/0 testvol", "redis://127.0.0.1:port/0: Port could", 1),
+    ("redis://nowhere.invalid/0 testvol", "can't reach redis://nowhere.invalid/0", 1),
+    ("sqlite:///{base}/x.db ab", "'ab': use 3 to 63 of", 1),
+    ("sqlite:///{base}/x.db Odd_Name", "'Odd_Name': use 3 to 63 of", 1),
+    ("sqlite:///{base}/x.db ../../etc", "use 3 to 63 of", 1),
+    ("sqlite:///{base}/x.db testvol --block-size 3MiB", "--block-size: use a power of two", 1),
+    ("sqlite:///{base}/x.db testvol --block-size 32KiB", "from 64KiB to 4MiB", 1),
+    ("sqlite:///{base}/x.db testvol --block-size 0", "from 64KiB to 4MiB", 1),
+    ("sqlite:///{base}/x.db testvol --block-size much", "'--block-size': size 'much': write", 2),
+    ("sqlite:///{base}/x.db testvol --capacity -1", "'--capacity': size '-1': write", 2),
+    ("sqlite:///{base}/x.db testvol --capacity 9999999999E", "at most 8EiB", 2),
+    ("sqlite:///{base}/x.db testvol --inodes -1", "'--inodes': -1 is not in the range", 2),
+    ("sqlite:///{base}/x.db testvol --inodes many", "'--inodes': 'many' is not a valid", 2),
+    ("sqlite:///{base}/x.db testvol --compress best", "'--compress': 'best' is not one of", 2),
+    ("sqlite:///{base}/x.db testvol --storage tape", "--storage tape: use one of file", 1),
+    ("sqlite:///{base}/x.db testvol --trash-days 1", "'--trash-days': 1 is not", 2),
+    ("sqlite:///{base}/x.db testvol --fast", "No such option.*--fast.*see `slicefs format", 2),
+    ("sqlite:///{base}/x.db", "Missing argument 'NAME': see `slicefs format --help`", 2),
+]
+
+
+@pytest.mark.parametrize(("words", "expected", "code"), FORMAT)
+def test_format(base: Path, words: str, expected: str, code: int) -> None:
+    (base / "text").write_text("this is no database")
+    (base / "empty").mkdir()
+    before = snapshot(base)
+    refused(f"format --bucket {base}/bucket {words.format(base=base)}", expected, code)
+    assert snapshot(base) == before
+
+
+@pytest.mark.parametrize(
+    ("bucket", "expected"),
+    [
+        ("", "--bucket: name the directory"),
+        ("--bucket {base}/text", "text/testvol': Not a directory; name a directory"),
+        ("--bucket /proc/none", "/proc/none/testvol': No such file"),
+    ],
+)
+def test_format_with_a_bad_bucket(base: Path, bucket: str, expected: str) -> None:
+    (base / "text").touch()
+    before = snapshot(base)
+    refused(f"format sqlite:///{base}/x.db testvol {bucket.format(base=base)}", expected)
+    assert snapshot(base) == before
+
+
+def test_format_twice(embedded: Volume) -> None:
+    embedded.format()
+    before = snapshot(embedded.base)
+    refused(
+        f"format {embedded.meta} other --bucket {embedded.bucket}",
+        "there is a volume 'testvol' already: choose another",
+    )
+    assert snapshot(embedded.base) == before
+
+
+def test_format_over_data_of_another_volume(embedded: Volume) -> None:
+    embedded.format()
+    before = snapshot(embedded.base)
+    refused(
+        f"format sqlite:///{embedded.base}/second.db testvol --bucket {embedded.bucket}",
+        "bucket/testvol holds data of another volume: choose",
+    )
+    assert snapshot(embedded.base) == before
+
+
+def test_dry_run_writes_nothing(base: Path) -> None:
+    done = slicefs("format", f"sqlite://{base}/x.db", "testvol", "--bucket", base, "--dry-run")
+    assert (done.code, done.err) == (0, "")
+    assert "would make volume testvol" in done.out
+    assert snapshot(base) == {}
+
+
+def test_a_redis_that_does_not_answer(base: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        meta = f"redis://me:{SECRET}@127.0.0.1:{port}/0"
+        refused(f"format {meta} testvol --bucket {base}/b", "can't reach", within_s=6)
+        refused(f"status {meta}", "can't reach", within_s=6)
+    assert snapshot(base) == {}
+
+
+def test_a_redis_that_wants_a_password(served: Volume, durable_redis: DurableRedis) -> None:
+    durable_redis.ask("CONFIG", "SET", "requirepass", SECRET)
+    refused(f"status {served.meta}", "127.0.0.1:.* NOAUTH .*check user and password")
+    wrong = served.meta.replace("//", f"//me:{SECRET}x@")
+    refused(f"status {wrong}", "can't reach redis://127.0.0.1")
+    right = served.meta.replace("//", f"//:{SECRET}@")
+    done = slicefs("format", right, "testvol", "--bucket", served.bucket)
+    assert (done.code, done.err) == (0, "")
+    assert SECRET not in done.out
+    served.meta = right
+    assert SECRET not in json.dumps(served.status())
+
+
+# {base} has besides: mnt, an empty directory; the volume is in {meta}
+MOUNT = [
+    ("{meta} {base}/none", "none does not exist: `mkdir -p", 1),
+    ("-d {meta} {base}/none", "none does not exist: `mkdir -p", 1),
+    ("{meta} {base}/text", "text is not a directory: mount on a directory", 1),
+    ("{meta} /proc", "/proc is a mount of proc: mount on an empty", 1),
+    ("sqlite:///{base}/none.db {base}/mnt", "there is no metadata file .*/none.db: run", 1),
+    ("sqlite:///{base}/text {base}/mnt", "text: file is not a database", 1),
+    ("sqlite:///{base}/foreign.db {base}/mnt", "foreign.db is not a SliceFS metadata file", 1),
+    ("{meta} {base}/mnt --fast", "No such option.*--fast", 2),
+    ("{meta} {base}/mnt -o ro,fast", "unknown mount option 'fast'", 1),
+    ("{meta} {base}/mnt -o max_read=7", "max_read=7: give a number from 4096", 1),
+    ("{meta} {base}/mnt -o threads=x", "'-o threads=x': 'x' is not a valid", 2),
+    ("{meta} {base}/mnt -o threads=1e9", "'-o threads=1e9'", 2),
+    ("{meta} {base}/mnt -o meta_timeout=nan", "'-o meta_timeout=nan'", 2),
+    ("{meta} {base}/mnt --meta-timeout nan", "'--meta-timeout': nan is not a number", 2),
+    ("{meta} {base}/mnt --heartbeat 60", "'--heartbeat': 60.0 is not in the range", 2),
+    ("{meta} {base}/mnt --buffer-size 1MiB", "--buffer-size: at least 16MiB", 1),
+    ("{meta} {base}/mnt -o buffer-size=big", "size 'big': write a number", 2),
+    ("-d --log /proc/none/log {meta} {base}/mnt", "can't write the log /proc/none/log: ", 1),
+    ("{meta}", "Missing argument 'MOUNTPOINT'", 2),
+]
+
+
+@pytest.mark.parametrize(("words", "expected", "code"), MOUNT)
+def test_mount(embedded: Volume, words: str, expected: str, code: int) -> None:
+    base = embedded.base
+    embedded.format()
+    (base / "text").write_text("this is no database")
+    (base / "mnt").mkdir()
+    with sqlite3.connect(base / "foreign.db") as foreign:
+        foreign.execute("CREATE TABLE precious (x)")
+    foreign.close()
+    before = snapshot(base)
+    log = f"--log {base}/log" if "--log" not in words else ""
+    refused(f"mount {log} {words.format(base=base, meta=embedded.meta)}", expected, code)
+    assert snapshot(base) == before
+
+
+def test_mount_without_its_data(embedded: Volume) -> None:
+    embedded.format()
+    (embedded.base / "mnt").mkdir()
+    embedded.bucket.rename(embedded.base / "elsewhere")
+    words = f"mount {embedded.meta} {embedded.base}/mnt"
+    refused(words, "bucket/testvol is not there: mount its disk")
+    (embedded.bucket / "testvol").mkdir(parents=True)
+    (embedded.bucket / "testvol/volume").write_text("5f1d")
+    refused(words, "belongs to volume 5f1d, not to .*: mount the right disk")
+
+
+def test_a_volume_from_the_future(embedded: Volume) -> None:
+    embedded.format()
+    (embedded.base / "mnt").mkdir()
+    settings = {**schema.unpack_map(b"F", b"format", stored(embedded, b"F", b"format"))}
+    store(embedded, b"F", b"format", schema.pack_map({**settings, "version": 99}))
+    for words in ("status {}", "fsck {}", "mount {} " + f"{embedded.base}/mnt"):
+        refused(words.format(embedded.meta), "metadata version 99, .*: upgrade slicefs")
+
+
+def test_settings_that_do_not_decode(embedded: Volume) -> None:
+    embedded.format()
+    store(embedded, b"F", b"format", b"\xc1")
+    refused(f"status {embedded.meta}", "corrupt metadata at row b'F' field b'format'")
+    refused(f"fsck {embedded.meta}", "corrupt metadata at row b'F' field b'format'", code=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "code"),
+    [
+        ("status {base}/none", "has no scheme", 1),
+        ("status sqlite:///{base}/none.db", "there is no metadata file", 1),
+        ("status sqlite:///{base}/text", "text: file is not a database", 1),
+        ("fsck sqlite:///{base}/none.db", "there is no metadata file", 1),
+        ("fsck sqlite:///{base}/text", "text: file is not a database", 1),
+        ("info {base}/none", "none does not exist", 1),
+        ("info {base}/text", "text is not a file or directory of a SliceFS mount", 1),
+        ("umount {base}/none", "none is not a SliceFS mount: see `findmnt", 1),
+        ("umount {base}/text", "text is not a SliceFS mount", 1),
+        ("umount /proc", "/proc is not a SliceFS mount", 1),
+        ("frobnicate", "No such command 'frobnicate': see `slicefs --help`", 2),
+        ("--frobnicate", "No such option.*--frobnicate", 2),
+    ],
+)
+def test_other_commands(base: Path, words: str, expected: str, code: int) -> None:
+    (base / "text").write_text("this is no database")
+    before = snapshot(base)
+    refused(words.format(base=base), expected, code)
+    assert snapshot(base) == before
+
+
+def test_a_database_without_a_volume(served: Volume) -> None:
+    for command in ("status", "fsck"):
+        refused(f"{command} {served.meta}", "there is no volume here: run `slicefs format`")
+
+
+@needs_mounts
+def test_mounted_already_and_busy(embedded: Volume) -> None:
+    embedded.format()
+    mount = embedded.mount()
+    words = f"mount -d --log {embedded.log} {embedded.meta} {mount.path}"
+    refused(words, "mnt is mounted already .testvol.: `slicefs umount")
+    with (mount.path / "open").open("w"):
+        refused(f"umount {mount.path}", "it is in use: `fuser -vm .*; --lazy")
+    embedded.end("is mounted already")
+
+
+def stored(volume: Volume, row: bytes, field: bytes) -> bytes:
+    """A value as it is in the volume's SQLite file."""
+    database = sqlite3.connect(volume.base / "meta.db")
+    try:
+        sql = "SELECT value FROM kv WHERE row = ? AND field = ?"
+        found = database.execute(sql, (row, field)).fetchone()
+        assert isinstance(found[0], bytes)
+        return found[0]
+    finally:
+        database.close()
+
+
+def store(volume: Volume, row: bytes, field: bytes, value: bytes) -> None:
+    """Put a value into the volume's SQLite file."""
+    database = sqlite3.connect(volume.base / "meta.db")
+    try:
+        with database:
+            database.execute("REPLACE INTO kv VALUES (?, ?, ?)", (row, field, value))
+    finally:
+        database.close()

@@ -1,0 +1,167 @@
+"""How the program behaves where nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import click
+import pytest
+
+from fsclient.cli import main
+from fsclient.cli.helper import helper_arguments
+from fsclient.config import sqlite_path
+from fsclient.sizes import format_size, parse_size
+from tests.faults.program import SLICEFS, Volume, is_mounted, needs_mounts, slicefs, succeed
+
+
+def test_help_names_every_command_without_importing_them() -> None:
+    code = (
+        "import sys, fsclient.cli.main as m; m.run(['--help']); m.run(['umount', '--help']);"
+        "print([n for n in sys.modules if n.startswith(('redis', 'msgpack', 'fsclient.vfs'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    for name in ("format", "mount", "umount", "status", "fsck", "info", "_SLICEFS_COMPLETE"):
+        assert name in done.stdout
+
+
+def test_every_command_can_be_imported() -> None:
+    context = click.Context(main.commands)
+    for name in main.commands.list_commands(context):
+        command = main.commands.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert command.help
+
+
+def test_completion_script() -> None:
+    environment = {**os.environ, "_SLICEFS_COMPLETE": "bash_source"}
+    done = subprocess.run([SLICEFS], env=environment, capture_output=True, text=True, check=True)
+    assert "complete -o nosort -F _slicefs_completion slicefs" in done.stdout
+
+
+def test_status_and_fsck_as_text_and_json(embedded: Volume) -> None:
+    embedded.format("--capacity", "1GiB", "--inodes", "1000")
+    text = succeed("status", embedded.meta)
+    assert "0 B of 1.0 GiB" in text
+    assert "1 of 1000" in text
+    assert embedded.status()["volume"]["name"] == "testvol"
+    assert succeed("fsck", embedded.meta).splitlines()[-1] == "clean"
+    assert json.loads(succeed("fsck", embedded.meta, "--json"))["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [("/x.db", os.path.abspath("x.db")), ("/a/x.db", "/a/x.db"), ("//a/x.db", "/a/x.db")],
+)
+def test_sqlite_urls(url: str, path: str) -> None:
+    assert sqlite_path(url) == path
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("0", "4k", "1.5 GiB", "2TB")] == [
+        0,
+        4096,
+        3 << 29,
+        2 << 40,
+    ]
+    assert parse_size("9007199254740993") == 9007199254740993
+    assert format_size(3 << 29) == "1.5 GiB"
+
+
+def test_the_words_of_mount_8() -> None:
+    words = ["meta", "/mnt", "-s", "-v", "-N", "ns", "-o", "rw,noatime", "-t", "fuse.slicefs"]
+    assert helper_arguments(words) == ["mount", "-d", "meta", "/mnt", "-o", "rw,noatime"]
+    assert helper_arguments(["meta", "/mnt", "-fv"]) is None
+
+
+@needs_mounts
+class TestMounted:
+    """With a mount."""
+
+    def test_the_helper_of_mount_8(self, embedded: Volume) -> None:
+        embedded.format()
+        mountpoint = embedded.base / "mnt"
+        mountpoint.mkdir()
+        helper = os.path.join(os.path.dirname(sys.executable), "mount.slicefs")
+        log = f"log={embedded.log}"
+        for program, options in (([helper], "ro,noatime"), ([SLICEFS], "rw,dev,suid,nofail")):
+            command = [*program, embedded.meta, str(mountpoint), "-o", f"{options},{log}"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+            flags = os.statvfs(mountpoint).f_flag
+            assert bool(flags & os.ST_RDONLY) == options.startswith("ro")
+            assert bool(flags & os.ST_NOATIME) == ("noatime" in options)
+            succeed("umount", mountpoint)
+        embedded.end()
+
+    @pytest.mark.skipif(shutil.which("mount.fuse3") is None, reason="needs package fuse3")
+    @pytest.mark.parametrize("kind", ["slicefs", "fuse.slicefs"])
+    def test_mount_8(self, embedded: Volume, kind: str) -> None:
+        """In a mount namespace of its own, where our programs are where mount(8) looks."""
+        embedded.format()
+        base = embedded.base
+        for name in ("mnt", "upper", "work"):
+            (base / name).mkdir()
+        for name in ("slicefs", "mount.slicefs"):
+            (base / "upper" / name).symlink_to(os.path.join(os.path.dirname(SLICEFS), name))
+        script = f"""
+        set -e
+        sbin=$(readlink -f /sbin)
+        mount --make-rprivate /
+        mount -t tmpfs none {base}/work
+        mkdir {base}/work/upper {base}/work/work
+        cp -P {base}/upper/* {base}/work/upper
+        mount -t overlay none $sbin \
+            -o lowerdir=$sbin,upperdir={base}/work/upper,workdir={base}/work/work
+        export PATH=/sbin:$PATH
+        mount -t {kind} {embedded.meta} {base}/mnt -o ro,noatime,log={embedded.log}
+        findmnt -n -o FSTYPE,SOURCE,OPTIONS {base}/mnt
+        umount {base}/mnt
+        """
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("fuse.slicefs testvol ro,")
+        assert "noatime" in done.stdout
+        embedded.end()
+
+    def test_mounting_returns_when_it_can_be_used(self, embedded: Volume) -> None:
+        embedded.format()
+        for round_ in range(3):
+            mount = embedded.mount()
+            (mount.path / f"file{round_}").write_text("data")
+            assert mount.numbers()["read_only"] == 0
+            mount.umount()
+            assert not is_mounted(mount.path)
+        log = "\n".join(embedded.log_lines())
+        assert log.count(f"volume testvol mounted on {mount.path}") == 3
+        assert log.count(f"unmounted {mount.path}") == 3
+        embedded.end()
+
+    def test_info_and_df(self, embedded: Volume) -> None:
+        embedded.format("--capacity", "100MiB", "--inodes", "50")
+        mount = embedded.mount()
+        (mount.path / "file").write_bytes(b"x" * 100_000)
+        text = succeed("info", mount.path / "file")
+        assert "size        100000 (97.7 KiB)" in text
+        assert "slice 1 at 0" in text
+        found = json.loads(succeed("info", "--json", mount.path / "file"))
+        assert found["chunks"][0]["slices"][0]["length"] == 100_000
+        df = os.statvfs(mount.path)
+        assert df.f_blocks * df.f_frsize == 100 << 20
+        assert df.f_files == 50
+        embedded.end()
+
+    def test_a_link_to_the_mount_point_can_be_unmounted(self, embedded: Volume) -> None:
+        embedded.format()
+        mount = embedded.mount()
+        (embedded.base / "link").symlink_to(mount.path)
+        assert slicefs("umount", embedded.base / "link").code == 0
+        assert not is_mounted(mount.path)
+        embedded.end()

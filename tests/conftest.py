@@ -1,0 +1,80 @@
+"""What all tests share: a real Redis, a watch on the log, the soak option and `assert_clean`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fsmeta.check import check
+from fsmeta.store import Store
+from tests.redis_server import RedisServer
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run the tests that take minutes too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--soak"):
+        return
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes; run with --soak"))
+
+
+def assert_clean(store: Store) -> None:
+    """Nothing in the metadata contradicts anything else."""
+    assert check(store).problems == []
+
+
+class LogWatch(logging.Handler):
+    """Remembers records worth a warning; a test says beforehand which ones it provokes."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.seen: list[logging.LogRecord] = []
+        self._expected: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record)
+
+    def expect(self, pattern: str) -> None:
+        """Records whose message matches the regular expression may appear in this test."""
+        self._expected.append(pattern)
+
+    def unexpected(self) -> list[str]:
+        texts = [f"{each.levelname} {each.name}: {each.getMessage()}" for each in self.seen]
+        return [text for text in texts if not any(re.search(p, text) for p in self._expected)]
+
+
+@pytest.fixture(autouse=True)
+def log_watch() -> Iterator[LogWatch]:
+    """Fails the test on a record of WARNING or worse, unless it said `log_watch.expect(…)`."""
+    watch = LogWatch()
+    logging.getLogger().addHandler(watch)
+    try:
+        yield watch
+    finally:
+        logging.getLogger().removeHandler(watch)
+    unexpected = watch.unexpected()
+    assert not unexpected, "logged:\n" + "\n".join(unexpected)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis on a free loopback port, without persistence; see `redis_url`."""
+    if not RedisServer.is_installed():
+        pytest.skip("needs redis-server")
+    directory: Path = tmp_path_factory.mktemp("redis")
+    with RedisServer(directory) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """The URL of an empty database of `redis_server`, for this test alone."""
+    return redis_server.empty_url()

@@ -1,0 +1,1 @@
+"""`tools/demo.py`, run as a test."""

@@ -1,0 +1,185 @@
+"""The `slicefs` program and a volume that is used through it.
+
+Tests call the program that pip installed, as users do, and look at what it prints, what it logs and
+what is on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SLICEFS = os.path.join(os.path.dirname(sys.executable), "slicefs")
+COMMAND_S = 100  # longer than any command waits for anything
+_WORTH_A_LOOK = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^Exception|^Fatal")
+
+needs_mounts = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+)
+
+
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def slicefs(*words: str | Path, program: Sequence[str] = (SLICEFS,)) -> Done:
+    """Run `slicefs` to its end, away from any terminal."""
+    begin = time.monotonic()
+    done = subprocess.run(
+        [*program, *map(str, words)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=COMMAND_S,
+    )
+    return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - begin)
+
+
+def succeed(*words: str | Path) -> str:
+    """Run `slicefs`, which must end well and complain of nothing; what it printed."""
+    done = slicefs(*words)
+    assert (done.code, done.err) == (0, ""), done
+    return done.out
+
+
+class Mount:
+    """A volume on a directory, served by a process of its own."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        self.path = path
+        self.pid = pid
+
+    def umount(self) -> None:
+        """Unmount; the client stores everything and ends."""
+        succeed("umount", self.path)
+        assert not is_mounted(self.path)
+        assert self.has_ended()
+
+    def kill(self) -> None:
+        """SIGKILL the client and take its mount away."""
+        os.kill(self.pid, signal.SIGKILL)
+        subprocess.run(["umount", "-l", self.path], check=True, capture_output=True)
+
+    def has_ended(self) -> bool:
+        """Whether the client is gone; init may take a moment to bury it."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return "State:\tZ" in status
+
+    def numbers(self) -> dict[str, float]:
+        """What `.stats` says, without the prefix."""
+        text = (self.path / ".stats").read_text()
+        pairs = (line.rsplit(" ", 1) for line in text.splitlines())
+        return {name.removeprefix("slicefs_"): float(value) for name, value in pairs}
+
+    def memory(self, name: str = "VmRSS") -> int:
+        """Bytes of memory of the client; `VmHWM` is the most it ever had."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
+        assert found is not None, status
+        return int(found[1]) << 10
+
+
+class Volume:
+    """A volume with everything it needs below one directory."""
+
+    def __init__(self, base: Path, meta: str = "") -> None:
+        self.base = base
+        self.meta = meta or f"sqlite://{base}/meta.db"
+        self.bucket = base / "bucket"
+        self.log = base / "log"
+        self.mounts: list[Mount] = []
+
+    def format(self, *options: str) -> None:
+        succeed("format", self.meta, "testvol", "--bucket", self.bucket, *options)
+
+    def mount(self, *options: str, name: str = "mnt") -> Mount:
+        """Mount in the background."""
+        path = self.base / name
+        path.mkdir(exist_ok=True)
+        succeed("mount", "-d", "--log", self.log, self.meta, path, *options)
+        config = json.loads((path / ".config").read_text())
+        mount = Mount(path, config["mount"]["pid"])
+        self.mounts.append(mount)
+        return mount
+
+    def objects(self) -> list[Path]:
+        """The files that hold blocks."""
+        return [path for path in (self.bucket / "testvol/chunks").rglob("*") if path.is_file()]
+
+    def status(self) -> Any:
+        return json.loads(succeed("status", self.meta, "--json"))
+
+    def fsck(self, *options: str) -> Any:
+        """The report of `slicefs fsck`, which must find nothing wrong."""
+        done = slicefs("fsck", self.meta, "--json", *options)
+        assert done.code == 0, done
+        return json.loads(done.out)
+
+    def log_lines(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def complaints(self, expected: str = "") -> list[str]:
+        """Lines of the log worth a look that don't match the pattern `expected`."""
+        found = [line for line in self.log_lines() if _WORTH_A_LOOK.search(line)]
+        return [line for line in found if not (expected and re.search(expected, line))]
+
+    def end(self, expected: str = "") -> None:
+        """What every test ends with: all unmounted, fsck clean, nothing odd in the log."""
+        for mount in self.mounts:
+            if is_mounted(mount.path):
+                mount.umount()
+        self.fsck("--data")
+        assert self.complaints(expected) == []
+
+    def clean_up(self) -> None:
+        """After a test, whatever became of it: no process, no mount, no files."""
+        for mount in self.mounts:
+            if is_mounted(mount.path):
+                subprocess.run(["umount", "-l", mount.path], check=False, capture_output=True)
+            kill_client(mount.pid)
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+def is_mounted(path: Path) -> bool:
+    """Whether something is mounted on `path`, without asking it."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return any(line.split()[4] == str(path) for line in mounts)
+
+
+def kill_client(pid: int) -> None:
+    """SIGKILL a client that still runs, even one that was stopped."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"slicefs" in command:
+            os.kill(pid, signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+
+
+def wait_until(what: str, seconds: float, condition: Any) -> None:
+    """Poll until `condition()` is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.05)

@@ -1,0 +1,43 @@
+"""A process that counts: `python -m tests.meta.counting URL TIMES`; see `test_processes`.
+
+Each turn reads a counter, and commits the next number with a check of what it read. The turns it
+lost to the other process are not counted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from fsclient.config import open_store
+from fsmeta.errors import Conflict, Unavailable
+from fsmeta.runtime import SystemRuntime
+from fsmeta.store import APPEND, PUT
+from tests.meta.engines import add, change
+
+ROW = b"tcounter"
+
+
+def main() -> None:
+    url, times = sys.argv[1], int(sys.argv[2])
+    store = open_store(url, SystemRuntime())
+    print("ready", flush=True)
+    sys.stdin.readline()
+    done = lost = 0
+    while done < times:
+        try:
+            value = store.read([(ROW, b"checked")])[0]
+            following = b"%d" % (int(value or 0) + 1)
+            put = (PUT, ROW, b"checked", following)
+            merges = (add(ROW, b"added", 1), (APPEND, ROW, b"appended", b"x"))
+            store.commit(change(put, *merges, checks=[(ROW, b"checked", value)]))
+            done += 1
+        except Conflict:
+            lost += 1
+        except Unavailable:
+            pass  # SQLite was busy for longer than it waits
+    store.close()
+    print(lost)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The engines under test, and short words for commits and volumes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fsmeta import volume
+from fsmeta.cache import RowCache
+from fsmeta.engine import Meta
+from fsmeta.runtime import Runtime, SystemRuntime
+from fsmeta.store import Commit, Store, Write
+from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.store_redis import RedisStore
+from fsmeta.store_sqlite import SqliteStore
+from fsmeta.transact import Transactor
+from fsmeta.types import Usage
+from tests.redis_server import RedisServer
+
+ENGINES = ("mem", "sqlite", "redis")
+RUNTIME = SystemRuntime()
+NO_LIMITS = Usage(0, 0)
+NEWS_S = 5.0  # by then any news has come; only a failure takes longer
+
+
+class Engine:
+    """One database, with a volume in it, and the clients that a test opens on it."""
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Store],
+        url: str = "",
+        hang_up: Callable[[], object] = bool,
+    ) -> None:
+        """`hang_up` ends connections that only listen: closing such a client waits a second."""
+        self.name = name
+        self.url = url  # for another process; "" where there can't be one
+        self._connect = connect
+        self._hang_up = hang_up
+        self._clients: list[Store] = []
+        self._first = self.open()
+
+    @property
+    def tells(self) -> bool:
+        """Whether clients are told of each other's changes."""
+        return self.name != "sqlite"
+
+    def open(self) -> Store:
+        """A client of its own; closed with the engine."""
+        store = self._connect()
+        self._clients.append(store)
+        return store
+
+    def format(self, limits: Usage = NO_LIMITS) -> None:
+        make_volume(self._first, RUNTIME, limits)
+
+    def meta(self) -> Meta:
+        """A client with a session."""
+        meta = Meta(self.open(), RUNTIME, deadline_s=10)
+        meta.open_session({"host": "test"})
+        return meta
+
+    @property
+    def first(self) -> Store:
+        """A client for looking at what is stored."""
+        return self._first
+
+    def close(self) -> None:
+        closing = [threading.Thread(target=store.close) for store in self._clients]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            while thread.is_alive():
+                self._hang_up()
+                thread.join(0.01)
+
+
+def open_engine(name: str, directory: Path, redis_server: Callable[[], RedisServer]) -> Engine:
+    if name == "mem":
+        backend = MemBackend(RUNTIME)
+        return Engine(name, lambda: MemStore(backend))
+    if name == "sqlite":
+        path = str(directory / "meta.db")
+        return Engine(name, lambda: SqliteStore(path, RUNTIME, create=True), f"sqlite://{path}")
+    server = redis_server()
+    url = server.empty_url()
+    return Engine(
+        name,
+        lambda: RedisStore(url, RUNTIME),
+        url,
+        lambda: server.ask("CLIENT", "KILL", "TYPE", "pubsub"),
+    )
+
+
+def transactor(store: Store, runtime: Runtime = RUNTIME, deadline_s: float = 10) -> Transactor:
+    """A client's retry loop with a cache of its own, told of others' changes."""
+    run = Transactor(store, runtime, RowCache(runtime), deadline_s)
+    store.watch(run.drop)
+    return run
+
+
+def make_volume(store: Store, runtime: Runtime, limits: Usage = NO_LIMITS) -> None:
+    settings = volume.new_format("test", "mem", "", capacity=limits.space, inodes=limits.inodes)
+    run = Transactor(store, runtime, RowCache(runtime))
+    run.run(lambda txn: volume.create_volume(txn, settings, (0, 0), runtime.now_ns()))
+
+
+def change(
+    *writes: Write,
+    checks: Sequence[tuple[bytes, bytes, bytes | None]] = (),
+    empties: Sequence[bytes] = (),
+    fence: bytes | None = None,
+    worker: bytes = b"w\0\1",
+    sequence: int = 0,
+) -> Commit:
+    """A commit; without `fence` it has no session and no memory."""
+    return Commit(fence, worker, sequence, checks, empties, writes)
+
+
+def add(row: bytes, field: bytes, delta: int, limit: int = 0, tag: str = "") -> Write:
+    """An ADD as `Txn.add` makes it."""
+    return (3, row, field, b"%d" % delta, b"%d" % limit, tag, b"%d" % -delta)
+
+
+def dump(store: Store, prefix: bytes = b"") -> dict[bytes, dict[bytes, bytes]]:
+    """All rows that begin with `prefix`."""
+    rows: set[bytes] = set()
+    cursor: bytes | None = b""
+    while cursor is not None:
+        page = store.scan_rows(prefix, cursor)
+        rows.update(page.rows)
+        cursor = page.cursor
+    found = sorted(rows)
+    return dict(zip(found, store.read_rows(found), strict=True)) if found else {}
+
+
+def wait_until(true: Callable[[], Any], seconds: float = NEWS_S) -> None:
+    """Returns when `true()` is; fails when that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.001)

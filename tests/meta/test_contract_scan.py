@@ -1,0 +1,142 @@
+"""The store contract on every engine: large rows and many rows, page by page."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from fsmeta.store import COMMIT_OPS_MAX, DELETE, DELETE_ROW, PUT, SCAN_PAGE, Store
+from tests.meta.engines import Engine, change
+
+ROW = b"tbig"
+FIELDS = 200_000
+FIELDS_SOAK = 1_000_000
+_BATCH = COMMIT_OPS_MAX
+
+
+def _name(number: int) -> bytes:
+    return b"%x\0\xff-%07d" % (number * 0x9E3779B1 & 0xFFFF, number)
+
+
+def _fill(store: Store, row: bytes, count: int) -> None:
+    for begin in range(0, count, _BATCH):
+        numbers = range(begin, min(begin + _BATCH, count))
+        store.commit(change(*((PUT, row, _name(n), b"%d" % n) for n in numbers)))
+
+
+def _pages(store: Store, row: bytes, limit: int) -> Iterator[list[tuple[bytes, bytes]]]:
+    cursor: bytes | None = b""
+    while cursor is not None:
+        page = store.scan(row, cursor, limit)
+        yield page.items
+        cursor = page.cursor
+
+
+def _scan_all(store: Store, count: int, limit: int) -> None:
+    """Every field comes, with its value, in pages of about `limit`."""
+    seen = bytearray(count)
+    total = 0
+    for items in _pages(store, ROW, limit):
+        assert len(items) <= 2 * limit, "a page is not bounded"
+        total += len(items)
+        for name, value in items:
+            number = int(value)
+            assert name == _name(number)
+            seen[number] = 1
+    assert sum(seen) == count
+    assert total <= 1.1 * count, "too many fields come twice"
+
+
+def test_a_huge_row_comes_in_pages(engine: Engine) -> None:
+    store = engine.open()
+    _fill(store, ROW, FIELDS)
+    # in memory each page sorts the whole row
+    _scan_all(store, FIELDS, SCAN_PAGE * (20 if engine.name == "mem" else 1))
+    store.commit(change((DELETE_ROW, ROW)))
+    assert store.scan(ROW).items == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["sqlite", "redis"], indirect=True)
+def test_a_row_of_a_million(engine: Engine) -> None:
+    store = engine.open()
+    _fill(store, ROW, FIELDS_SOAK)
+    _scan_all(store, FIELDS_SOAK, SCAN_PAGE)
+    store.commit(change((DELETE_ROW, ROW)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 700])
+def test_small_rows_end(engine: Engine, count: int) -> None:
+    store = engine.open()
+    _fill(store, ROW, count)
+    found = [item for items in _pages(store, ROW, 100) for item in items]
+    assert sorted(set(found)) == sorted((_name(n), b"%d" % n) for n in range(count))
+
+
+@pytest.mark.parametrize("stable", [300, 3000])
+def test_scan_keeps_what_stays_while_others_come_and_go(engine: Engine, stable: int) -> None:
+    """Between pages a writer inserts and deletes, enough for the row to grow and shrink."""
+    store, writer = engine.open(), engine.open()
+    chance = random.Random(stable)
+    _fill(store, ROW, stable)
+    found: set[int] = set()
+    passing: list[bytes] = []
+    for turn, items in enumerate(_pages(store, ROW, 100)):
+        found.update(int(value) for name, value in items if not name.startswith(b"passing"))
+        # more and more up to turn 20, then ever fewer, so that a scan by name ends too
+        new = [b"passing %d %d" % (turn, chance.getrandbits(40)) for _ in range(90)]
+        count = len(passing) * 2 // 3 if turn > 20 else len(passing) // 4
+        gone = [passing.pop(chance.randrange(len(passing))) for _ in range(count)]
+        passing += new
+        deletes = [(DELETE, ROW, name) for name in gone]
+        writer.commit(change(*deletes, *((PUT, ROW, name, b"1") for name in new)))
+        assert turn < 1000, "the scan does not end"
+    assert found == set(range(stable))
+
+
+def _rows(store: Store, prefix: bytes, limit: int) -> list[bytes]:
+    rows: list[bytes] = []
+    cursor: bytes | None = b""
+    while cursor is not None:
+        page = store.scan_rows(prefix, cursor, limit)
+        rows += page.rows
+        cursor = page.cursor
+    return rows
+
+
+PREFIXES = [b"t*", b"t?", b"t[a-b]", b"t\\", b"t\xff", b"t\0", b"t^", b"t-", b"t]"]
+
+
+@pytest.mark.parametrize("limit", [1, 7, SCAN_PAGE])
+def test_rows_by_prefix(engine: Engine, limit: int) -> None:
+    """Characters that mean something in patterns mean themselves."""
+    store = engine.open()
+    for prefix in [*PREFIXES, b"ta", b"tb"]:
+        puts = [(PUT, prefix + b"%d" % n, b"f", b"1") for n in range(20)]
+        store.commit(change(*puts, (PUT, prefix, b"f", b"1")))
+    for prefix in PREFIXES:
+        expected = sorted([prefix, *(prefix + b"%d" % n for n in range(20))])
+        assert sorted(set(_rows(store, prefix, limit))) == expected
+    assert len(set(_rows(store, b"t", limit))) == 21 * (len(PREFIXES) + 2)
+    assert _rows(store, b"nothing", limit) == []
+    assert set(_rows(store, b"", limit)) > set(_rows(store, b"t", limit))
+
+
+def test_scan_rows_under_change(engine: Engine) -> None:
+    store, writer = engine.open(), engine.open()
+    stable = {b"tstay%d" % n for n in range(1000)}
+    store.commit(change(*((PUT, row, b"f", b"1") for row in stable)))
+    found: set[bytes] = set()
+    cursor: bytes | None = b""
+    turn = 0
+    while cursor is not None:
+        page = store.scan_rows(b"ts", cursor, 100)
+        found.update(page.rows)
+        cursor = page.cursor
+        turn += 1
+        puts = [(PUT, b"tsome%d %d" % (turn, n), b"f", b"1") for n in range(50 if turn < 30 else 0)]
+        deletes = [(DELETE_ROW, b"tsome%d %d" % (turn - 1, n)) for n in range(50)]
+        writer.commit(change(*deletes, *puts))
+    assert stable <= found

@@ -1,0 +1,224 @@
+"""Redis over a connection that breaks: each commit counts exactly once, and all heals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fsmeta.errors import StoreError, Unavailable
+from fsmeta.store import FENCE_FIELD, PUT
+from fsmeta.store_redis import RedisStore
+from fsmeta.transact import Transactor, Txn
+from tests.conftest import assert_clean
+from tests.meta.engines import RUNTIME, change, make_volume, transactor, wait_until
+from tests.meta.proxy import Cut, Proxy
+from tests.redis_server import RedisServer
+
+ROW, LOG, FENCE = b"tlog", b"log", b"tsession"
+COMMIT = b"appended"  # a word in every commit of `_append`, and in no other request
+
+
+@pytest.fixture
+def direct(redis_url: str) -> Iterator[RedisStore]:
+    """A connection that never breaks, to a volume."""
+    store = RedisStore(redis_url, RUNTIME)
+    make_volume(store, RUNTIME)
+    store.commit(change((PUT, FENCE, FENCE_FIELD, b"1")))
+    yield store
+    store.close()
+    _check(redis_url)
+
+
+def _check(url: str) -> None:
+    """Over a connection that nobody has broken."""
+    store = RedisStore(url, RUNTIME)
+    assert_clean(store)
+    store.close()
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def client(proxy: Proxy, redis_url: str, direct: RedisStore) -> Iterator[Transactor]:
+    """A client with a session whose connections go through the proxy."""
+    del direct  # it makes the volume
+    url = redis_url.replace(redis_url.split(":")[2].split("/")[0], str(proxy.port))
+    run = transactor(RedisStore(url, RUNTIME))
+    run.fence = FENCE
+    yield run
+    closing = threading.Thread(target=run.store.close)
+    closing.start()
+    proxy.refuse = True
+    proxy.drop_all()  # who listens for news would wait a second
+    closing.join()
+
+
+def _append(run: Transactor, text: bytes) -> None:
+    """Blindly: applied twice, it shows twice."""
+
+    def verb(txn: Txn) -> None:
+        txn.append(ROW, LOG, text)
+        txn.put(ROW, COMMIT, text)
+        txn.add(ROW, b"n", 1)
+
+    run.run(verb)
+
+
+def _log(store: RedisStore) -> bytes | None:
+    return store.read([(ROW, LOG)])[0]
+
+
+@pytest.mark.parametrize("cut", Cut)
+def test_a_broken_commit_counts_once(
+    client: Transactor, proxy: Proxy, direct: RedisStore, cut: Cut
+) -> None:
+    _append(client, b"a,")
+    for n in range(5):
+        proxy.arm(cut, COMMIT)
+        _append(client, b"%d," % n)
+        _append(client, b"-,")
+    assert proxy.cuts == 5
+    assert _log(direct) == b"a,0,-,1,-,2,-,3,-,4,-,"
+    assert direct.read([(ROW, b"n")]) == [b"11"]
+    assert client.counters.repeats >= (0 if cut is Cut.BEFORE_REQUEST else 5)
+
+
+def test_a_lost_answer_is_not_a_conflict_with_itself(
+    client: Transactor, proxy: Proxy, direct: RedisStore
+) -> None:
+    """The repeat's checks are no longer true: its own first sending has made them so."""
+    ran = 0
+
+    def verb(txn: Txn) -> None:
+        nonlocal ran
+        ran += 1
+        old = txn.get(ROW, LOG)
+        txn.put(ROW, LOG, (old or b"") + b"x")
+        txn.put(ROW, COMMIT, b"1")
+
+    for _ in range(3):
+        proxy.arm(Cut.BEFORE_REPLY, COMMIT)
+        client.run(verb)
+    assert _log(direct) == b"xxx"
+    assert ran == 3
+    assert client.counters.conflicts == 0
+
+
+def test_reads_go_on_after_a_cut(client: Transactor, proxy: Proxy) -> None:
+    _append(client, b"a")
+    for cut in Cut:
+        proxy.arm(cut, b"HMGET")
+        assert client.view(lambda txn: txn.get(ROW, b"absent %r" % cut.name.encode())) is None  # noqa: B023
+        client.cache.forget()
+        proxy.arm(cut, LOG)
+        assert client.view(lambda txn: txn.get(ROW, LOG)) == b"a"
+    assert proxy.cuts >= len(Cut)
+
+
+def test_killed_connections_lose_nothing(
+    client: Transactor, redis_server: RedisServer, direct: RedisStore
+) -> None:
+    """Threads append while all connections are killed again and again."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work(name: int) -> None:
+        try:
+            for turn in range(60):
+                _append(client, b"%d.%d," % (name, turn))
+        except StoreError as error:
+            failures.append(error)
+
+    def kill() -> None:
+        while not stop.wait(0.02):
+            redis_server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(3)]
+    killer = threading.Thread(target=kill)
+    for thread in [*threads, killer]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    killer.join()
+    assert failures == []
+    log = _read_again(direct)
+    expected = [b"%d.%d" % (name, turn) for name in range(3) for turn in range(60)]
+    assert sorted(log.split(b",")[:-1]) == sorted(expected)
+
+
+def _read_again(store: RedisStore) -> bytes:
+    """The log, over a connection that was killed too."""
+    for _ in range(100):
+        try:
+            return _log(store) or b""
+        except Unavailable:
+            continue
+    raise AssertionError("no answer")
+
+
+def test_news_missed_during_a_cut_are_made_up_for(
+    client: Transactor, proxy: Proxy, direct: RedisStore
+) -> None:
+    _append(client, b"a")
+    wait_until(client.store.vouches)
+    assert client.view(lambda txn: txn.get(ROW, LOG)) == b"a"
+    proxy.refuse = True
+    proxy.drop_all()
+    direct.commit(change((PUT, ROW, LOG, b"b")))
+    wait_until(lambda: not client.store.vouches())
+    proxy.refuse = False
+    assert client.view(lambda txn: txn.get(ROW, LOG)) == b"b"
+    wait_until(lambda: _vouches_again(client))
+    direct.commit(change((PUT, ROW, LOG, b"c")))
+    wait_until(lambda: client.view(lambda txn: txn.get(ROW, LOG)) == b"c")
+
+
+def _vouches_again(client: Transactor) -> bool:
+    client.view(lambda txn: txn.get(ROW, LOG))
+    return client.store.vouches()
+
+
+def test_an_unreachable_server_is_given_up_after_the_deadline(
+    client: Transactor, proxy: Proxy
+) -> None:
+    _append(client, b"a")
+    hurried = Transactor(client.store, RUNTIME, client.cache, deadline_s=0.2)
+    proxy.refuse = True
+    proxy.drop_all()
+    begin = time.monotonic()
+    with pytest.raises(Unavailable, match="gave up after"):
+        hurried.view(lambda txn: txn.get(ROW, b"absent"))
+    assert time.monotonic() - begin < 2
+
+
+def test_a_restarted_server_is_found_again(tmp_path: Path) -> None:
+    """It has forgotten scripts, connections and tracking, and kept the data."""
+    with RedisServer(tmp_path, "--save", "3600 1") as server:
+        store = RedisStore(server.url(), RUNTIME)
+        make_volume(store, RUNTIME)
+        run = transactor(store, deadline_s=5)
+        hurried = Transactor(store, RUNTIME, run.cache, deadline_s=0.2)
+        run.run(lambda txn: txn.put(ROW, LOG, b"a"))
+        wait_until(store.vouches)
+        server.stop()
+        wait_until(lambda: not store.vouches())
+        with pytest.raises(Unavailable):
+            store.read([(ROW, LOG)])
+        with pytest.raises(Unavailable):
+            hurried.run(lambda txn: txn.put(ROW, LOG, b"!"))
+        server.start()
+        assert run.view(lambda txn: txn.get(ROW, LOG)) == b"a"
+        run.run(lambda txn: txn.put(ROW, LOG, b"b"))
+        assert store.read([(ROW, LOG)]) == [b"b"]
+        wait_until(lambda: _vouches_again(run))
+        _check(server.url())
+        store.close()

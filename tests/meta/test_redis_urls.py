@@ -1,0 +1,178 @@
+"""How a Redis is reached: passwords, unix sockets, TLS; and one line where it can't be."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fsclient.config import open_store
+from fsmeta.errors import ConfigError, Unavailable
+from fsmeta.store import PUT
+from fsmeta.store_redis import RedisStore
+from tests.conftest import assert_clean
+from tests.meta.engines import RUNTIME, change, make_volume
+from tests.redis_server import RedisServer, free_port
+
+SECRET = "hunter2-S3cr3t"
+ROW = b"trow"
+
+
+def _use(url: str, watch: bool = False) -> None:
+    """A volume can be made, written and checked there; `watch`: and news would come."""
+    store = RedisStore(url, RUNTIME)
+    make_volume(store, RUNTIME)
+    if watch:
+        store.watch(lambda _: None)
+    store.commit(change((PUT, ROW, b"x", bytes(100_000))))
+    assert store.read([(ROW, b"x")]) == [bytes(100_000)]
+    assert store.vouches() == watch
+    assert_clean(store)
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A server that wants a password."""
+    with RedisServer(tmp_path_factory.mktemp("guarded"), "--requirepass", SECRET) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "redis://:{secret}@127.0.0.1:{port}/0",
+        "redis://default:{secret}@127.0.0.1:{port}/1",
+        "redis://127.0.0.1:{port}/2?password={secret}",
+        "unix://:{secret}@{socket}?db=3",
+    ],
+)
+def test_the_right_password(guarded: RedisServer, form: str) -> None:
+    _use(form.format(secret=SECRET, port=guarded.port, socket=guarded.socket))
+
+
+def test_a_unix_socket(redis_server: RedisServer) -> None:
+    number = redis_server.empty_url().rpartition("/")[2]
+    _use(f"unix://{redis_server.socket}?db={number}", watch=True)
+    assert redis_server.ask("HLEN", ROW, database=int(number)) == 1
+
+
+WRONG = [
+    "redis://:{secret}@127.0.0.1:{port}/0",  # not the password
+    "redis://user:{secret}@127.0.0.1:{port}/0",
+    "redis://127.0.0.1:{port}/0?password={secret}",
+    "unix://:{secret}@{socket}?db=3",
+    "redis://:{secret}@127.0.0.1:{closed}/0",  # nobody there
+    "redis://127.0.0.1:{closed}/0?password={secret}",
+    "redis://:{secret}@nowhere.invalid:6379/0",
+    "unix://:{secret}@/nowhere/redis.sock",
+    "redis://:{secret}@127.0.0.1:port/0",  # not a URL
+    "redis://:{secret}/{secret}@127.0.0.1:{port}/0",
+    "redis://:a@{secret}@127.0.0.1:{closed}/0",
+    # no TLS there: Redis waits for the rest of a line, and we for an answer
+    pytest.param("rediss://:{secret}@127.0.0.1:{port}/0", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize("form", WRONG)
+def test_errors_are_one_line_without_the_password(guarded: RedisServer, form: str) -> None:
+    wrong = SECRET + "-wrong"
+    url = form.format(secret=wrong, port=guarded.port, socket=guarded.socket, closed=free_port())
+    with pytest.raises(ConfigError) as caught:
+        open_store(url, RUNTIME)
+    text = str(caught.value)
+    assert "\n" not in text
+    for part in (wrong, SECRET, "wrong", "hunter2"):
+        assert part not in text, text
+    assert len(text) > 20
+
+
+def test_a_server_without_password_is_told_apart(guarded: RedisServer) -> None:
+    with pytest.raises(ConfigError, match=r"redis://127.0.0.1:\d+/0: .*uthentication"):
+        open_store(guarded.url(), RUNTIME)
+
+
+def test_a_password_that_changed_is_not_shown(tmp_path: Path) -> None:
+    """Later errors name the reason, not the URL."""
+    with RedisServer(tmp_path, "--requirepass", SECRET) as server:
+        store = RedisStore(f"redis://:{SECRET}@127.0.0.1:{server.port}/0", RUNTIME)
+        make_volume(store, RUNTIME)
+        assert_clean(store)
+        server.stop()
+        with pytest.raises(Unavailable) as caught:
+            store.read([(ROW, b"x")])
+        told = "".join(traceback.format_exception(caught.value))
+        assert SECRET not in told
+        store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis", "http://127.0.0.1/0", "redis:/127.0.0.1", "redis://127.0.0.1:99999/0", "://", ""],
+)
+def test_what_is_no_url_of_ours(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_store(url, RUNTIME)
+    assert "\n" not in str(caught.value)
+
+
+# --- TLS -----------------------------------------------------------------------------------------
+
+
+def _certificate(directory: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for the loopback address, and its key."""
+    key, certificate = directory / "key.pem", directory / "certificate.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
+    return key, certificate
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RedisServer, int, Path]]:
+    """A server that speaks TLS, the port where it does, and its certificate."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    directory = tmp_path_factory.mktemp("tls")
+    key, certificate = _certificate(directory)
+    port = free_port()
+    options = ["--tls-port", str(port), "--tls-auth-clients", "no"]
+    options += ["--tls-key-file", str(key), "--tls-cert-file", str(certificate)]
+    with RedisServer(directory, *options) as server:
+        yield server, port, certificate
+
+
+def test_tls(secure: tuple[RedisServer, int, Path]) -> None:
+    _, port, certificate = secure
+    _use(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}", watch=True)
+
+
+def test_tls_with_a_stranger(secure: tuple[RedisServer, int, Path]) -> None:
+    """A certificate nobody vouches for is refused."""
+    _, port, _ = secure
+    with pytest.raises(ConfigError, match="certificate") as caught:
+        open_store(f"rediss://:{SECRET}@127.0.0.1:{port}/0", RUNTIME)
+    assert SECRET not in str(caught.value)
+
+
+def test_tls_from_many_threads(secure: tuple[RedisServer, int, Path]) -> None:
+    """One TLS stream can't be read and written at once: requests take turns."""
+    _, port, certificate = secure
+    store = RedisStore(f"rediss://127.0.0.1:{port}/1?ssl_ca_certs={certificate}", RUNTIME)
+    make_volume(store, RUNTIME)
+
+    def work() -> None:
+        for _ in range(100):
+            store.commit(change((3, ROW, b"n", b"1", b"0", "", b"-1")))
+
+    threads = [RUNTIME.spawn(f"w{n}", work) for n in range(4)]
+    for thread in threads:
+        thread.join()
+    assert store.read([(ROW, b"n")]) == [b"400"]
+    assert_clean(store)
+    store.close()

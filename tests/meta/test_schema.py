@@ -1,0 +1,373 @@
+"""Every record: its bytes for ever, what is refused, and that what was packed comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsmeta import schema, volume
+from fsmeta.apply import merge
+from fsmeta.errors import ConfigError, Corrupt
+from fsmeta.types import (
+    CHUNK_BYTES,
+    FILE_SIZE_MAX,
+    Attr,
+    FileType,
+    Ino,
+    SessionId,
+    Slice,
+    SliceId,
+    SliceKind,
+)
+
+INO = Ino(0x0102030405060708)
+ATTR = Attr(
+    ino=INO,
+    mode=0o100644,
+    uid=1000,
+    gid=100,
+    rdev=0,
+    flags=0,
+    parent=Ino(2),
+    btime_ns=1,
+    size=0x1122334455,
+    nlink=3,
+    used=4096,
+    atime_ns=-1,
+    mtime_ns=2,
+    ctime_ns=10**18,
+)
+DEVICE = ATTR._replace(mode=0o020600, rdev=0x0801, flags=0x10)
+SLICES = [
+    Slice(0, SliceId(7), 100, 10, 90),
+    Slice(CHUNK_BYTES - 1, SliceId(0), 1, 0, 1, SliceKind.HOLE),
+    Slice(5, SliceId(2**63), 2**32 - 1, 2**32 - 10, 9, SliceKind.SEGMENT),
+]
+SESSION = schema.SessionRecord(SessionId(9), 3, 2, {"host": "h", "pid": 1})
+FORMAT = volume.VolumeFormat(
+    "vol", "u-u", "file", "/b", 1 << 22, "lz4", 10, 20, unknown={"later": [1]}
+)
+
+
+# --- golden bytes --------------------------------------------------------------------------------
+
+GOLDEN: dict[str, tuple[bytes, str]] = {
+    "inode row": (schema.inode_row(INO), "69 0102030405060708"),
+    "dir row": (schema.dir_row(1), "64 0000000000000001"),
+    "session row": (schema.session_row(2), "73 0000000000000002"),
+    "chunk": (schema.chunk_field(0x01020304), "63 01020304"),
+    "xattr": (schema.xattr_field(b"user.\xff"), "78 757365722eff"),
+    "parent": (schema.parent_field(3), "70 0000000000000003"),
+    "hold": (schema.hold_field(4), "68 0000000000000004"),
+    "worker": (schema.worker_field(0x0506), "77 0506"),
+    "a": (
+        schema.pack_attr(ATTR),
+        "01 81a4 000003e8 00000064 0000000000000002 8000000000000001",
+    ),
+    "a with a tail": (
+        schema.pack_attr(DEVICE),
+        "01 2180 000003e8 00000064 0000000000000002 8000000000000001"
+        "00000801 00000010 00000000 00000000",
+    ),
+    "v": (
+        schema.pack_volatile(ATTR),
+        "01 0000001122334455 00000003 0000000000001000"
+        "7fffffffffffffff 8000000000000002 8de0b6b3a7640000",
+    ),
+    "dentry": (schema.pack_dentry(FileType.DIR, INO), "04 0102030405060708"),
+    "slices": (
+        schema.pack_slices(SLICES),
+        "11 00000000 0000000000000007 00000064 0000000a 0000005a"
+        "10 03ffffff 0000000000000000 00000001 00000000 00000001"
+        "12 00000005 8000000000000000 ffffffff fffffff6 00000009",
+    ),
+    "dead": (
+        schema.pack_dead([(7, 100), (2**63, 1)]),
+        "0000000000000007 000000648000000000000000 00000001",
+    ),
+    "session": (
+        schema.pack_session(SESSION),
+        "83 a4 62656174 03 a9 636f6e6669726d6564 02a4 696e666f 82 a4 686f7374 a1 68 a3 706964 01",
+    ),
+    "format": (
+        volume.pack_format(FORMAT),
+        "8a a5 6c61746572 91 01 a4 6e616d65 a3 766f6c a4 75756964 a3 752d75"
+        "a7 73746f72616765 a4 66696c65 a6 6275636b6574 a2 2f62"
+        "ab 626c6f636b5f6279746573 ce 00400000 ab 636f6d7072657373696f6e a3 6c7a34"
+        "a8 6361706163697479 0a a6 696e6f646573 14 a7 76657273696f6e 01",
+    ),
+}
+
+
+@pytest.mark.parametrize("record", GOLDEN)
+def test_golden_bytes(record: str) -> None:
+    """A difference here is a new format: it needs docs, a version and a way to read the old one."""
+    packed, expected = GOLDEN[record]
+    assert packed.hex() == expected.replace(" ", "")
+
+
+def test_tables() -> None:
+    names = (schema.SESSIONS, schema.COUNTERS, schema.USAGE, schema.FORMAT, schema.ORPHANS)
+    assert (*names, schema.DEAD_SLICES, schema.BACKGROUND) == (
+        b"S", b"C", b"U", b"F", b"O", b"X", b"G",
+    )  # fmt: skip
+    fields = (schema.NEXT_INO, schema.NEXT_SLICE, schema.NEXT_SESSION, schema.SPACE, schema.INODES)
+    assert fields == (b"ino", b"slice", b"session", b"space", b"inodes")
+    assert (schema.FORMAT_FIELD, schema.LEADER, schema.ROUND) == (b"format", b"leader", b"round")
+
+
+def test_old_bytes_are_still_read() -> None:
+    golden = {name: bytes.fromhex(text) for name, (_, text) in GOLDEN.items()}
+    assert schema.unpack_inode(INO, golden["a"], golden["v"]) == ATTR
+    assert schema.unpack_inode(INO, golden["a with a tail"], golden["v"]) == DEVICE
+    assert schema.unpack_dentry(b"d", b"n", golden["dentry"]) == (FileType.DIR, INO)
+    assert schema.unpack_slices(INO, 0, golden["slices"]) == SLICES
+    assert schema.unpack_dead(b"", golden["dead"]) == [(7, 100), (2**63, 1)]
+    assert schema.unpack_session(schema.pack_u64(9), golden["session"]) == SESSION
+    assert volume.unpack_format(golden["format"]) == FORMAT
+
+
+# --- corruption ----------------------------------------------------------------------------------
+
+A, V = schema.pack_attr(ATTR), schema.pack_volatile(ATTR)
+READERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
+    "a": (A, lambda data: schema.unpack_inode(INO, data, V)),
+    "a with a tail": (schema.pack_attr(DEVICE), lambda data: schema.unpack_stable(INO, data)),
+    "v": (V, lambda data: schema.unpack_inode(INO, A, data)),
+    "dentry": (
+        schema.pack_dentry(FileType.REG, INO),
+        lambda data: schema.unpack_dentry(b"d", b"n", data),
+    ),
+    "slices": (schema.pack_slices(SLICES), lambda data: schema.unpack_slices(INO, 3, data)),
+    "dead": (
+        schema.pack_dead([(1, 2), (3, 4)]),
+        lambda data: schema.unpack_dead(b"12345678", data),
+    ),
+    "count": (b"-1234567890", lambda data: schema.unpack_count(b"U", b"space", data)),
+    "session": (
+        schema.pack_session(SESSION),
+        lambda data: schema.unpack_session(schema.pack_u64(9), data),
+    ),
+    "format": (volume.pack_format(FORMAT), volume.unpack_format),
+}
+_WHOLE = {"slices": (0, 25, 50), "dead": (0, 12), "count": range(2, 11)}  # shorter and sound too
+
+
+@pytest.mark.parametrize("record", READERS)
+def test_truncated_or_lengthened_is_corrupt(record: str) -> None:
+    data, read = READERS[record]
+    read(data)
+    for length in range(len(data)):
+        if length in _WHOLE.get(record, ()) or (record, length) == ("a with a tail", 27):
+            read(data[:length])
+            continue
+        with pytest.raises(Corrupt):
+            read(data[:length])
+    for more in (b"\0", b"\xff", b" "):
+        with pytest.raises(Corrupt):
+            read(data + more)
+
+
+@pytest.mark.parametrize("record", READERS)
+@given(data=st.binary(max_size=200))
+def test_garbage_is_corrupt_or_a_record(record: str, data: bytes) -> None:
+    """Whatever is stored, nothing but Corrupt (or a later version) comes out of reading it."""
+    try:
+        READERS[record][1](data)
+    except (Corrupt, ConfigError):
+        pass  # ConfigError: a volume of a later version
+
+
+@pytest.mark.parametrize("record", READERS)
+@given(change=st.data())
+def test_damage_is_corrupt_or_a_record(record: str, change: st.DataObject) -> None:
+    data, read = READERS[record]
+    damaged = bytearray(data)
+    for _ in range(change.draw(st.integers(1, 3))):
+        damaged[change.draw(st.integers(0, len(data) - 1))] = change.draw(st.integers(0, 255))
+    try:
+        read(bytes(damaged))
+    except (Corrupt, ConfigError):
+        pass  # ConfigError: a volume of a later version
+
+
+@pytest.mark.parametrize(
+    ("record", "at", "value"),
+    [
+        ("a", 0, 2),  # version
+        ("a", 1, 0x71),  # no such type
+        ("v", 0, 2),
+        ("dentry", 0, 3),
+        ("slices", 0, 0x21),  # version
+        ("slices", 0, 0x13),  # kind
+        ("slices", 1, 0x04),  # begins beyond the chunk
+        ("slices", 24, 0x5B),  # longer than what it names
+        ("slices", 49, 2),  # ends beyond the chunk
+    ],
+)
+def test_impossible_values_are_corrupt(record: str, at: int, value: int) -> None:
+    data, read = READERS[record]
+    with pytest.raises(Corrupt):
+        read(data[:at] + bytes([value]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    "count", [b"", b"-", b"+1", b" 1", b"1 ", b"1_0", b"01", b"-0", b"1.5", b"0x1", b"\xd9\xa1"]
+)
+def test_numbers_are_written_one_way(count: bytes) -> None:
+    with pytest.raises(Corrupt):
+        schema.unpack_count(b"U", b"space", count)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"beat": 1, "confirmed": 1},
+        {"beat": 1, "confirmed": 1, "info": []},
+        {"beat": "1", "confirmed": 1, "info": {}},
+        {"beat": True, "confirmed": 1, "info": {}},
+        [1, 1, {}],
+    ],
+)
+def test_a_session_has_all_its_fields(record: Any) -> None:
+    with pytest.raises(Corrupt):
+        schema.unpack_session(schema.pack_u64(1), msgpack.packb(record))
+
+
+def test_a_session_is_named_by_its_number() -> None:
+    with pytest.raises(Corrupt):
+        schema.unpack_session(b"123", schema.pack_session(SESSION))
+
+
+@pytest.mark.parametrize("field", sorted(set(volume.VolumeFormat._fields) - {"unknown"}))
+def test_a_format_has_all_its_fields(field: str) -> None:
+    record = msgpack.unpackb(volume.pack_format(FORMAT))
+    others: list[Any] = [None, [], {}, 1.5, True]
+    for wrong in others:
+        with pytest.raises(Corrupt):
+            volume.unpack_format(schema.pack_map({**record, field: wrong}))
+    del record[field]
+    with pytest.raises(Corrupt):
+        volume.unpack_format(schema.pack_map(record))
+
+
+def test_a_later_version_says_what_to_do() -> None:
+    record = {"version": schema.METADATA_VERSION + 1}
+    with pytest.raises(ConfigError, match="upgrade slicefs"):
+        volume.unpack_format(schema.pack_map(record))
+
+
+def test_corrupt_names_the_place() -> None:
+    with pytest.raises(Corrupt) as caught:
+        schema.unpack_slices(INO, 5, b"short")
+    assert (caught.value.row, caught.value.field) == (schema.inode_row(INO), schema.chunk_field(5))
+
+
+# --- round trips ---------------------------------------------------------------------------------
+
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+times = st.integers(-(2**63), 2**63 - 1)
+attrs = st.builds(
+    Attr,
+    ino=u64,
+    mode=st.builds(
+        lambda kind, mode: kind << 12 | mode, st.sampled_from(FileType), st.integers(0, 0o7777)
+    ),
+    uid=u32,
+    gid=u32,
+    rdev=u32,
+    flags=u32,
+    parent=u64,
+    btime_ns=times,
+    size=st.integers(0, FILE_SIZE_MAX),
+    nlink=u32,
+    used=st.integers(0, FILE_SIZE_MAX),
+    atime_ns=times,
+    mtime_ns=times,
+    ctime_ns=times,
+)
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> Slice:
+    pos = draw(st.integers(0, CHUNK_BYTES))
+    length = draw(st.integers(0, CHUNK_BYTES - pos))
+    off = draw(st.integers(0, 2**32 - 1 - length))
+    size = draw(st.integers(off + length, 2**32 - 1))
+    return Slice(pos, SliceId(draw(u64)), size, off, length, draw(st.sampled_from(SliceKind)))
+
+
+@given(attr=attrs)
+def test_attributes_come_back(attr: Attr) -> None:
+    a, v = schema.pack_attr(attr), schema.pack_volatile(attr)
+    assert schema.unpack_inode(attr.ino, a, v) == attr
+    stable = schema.unpack_stable(attr.ino, a)
+    assert stable == attr[1:8]
+    assert len(a) == (27 if not (attr.rdev or attr.flags) else 43)
+
+
+@given(attr=attrs, now_ns=times, delta=st.integers(-1, 1))
+def test_touching_is_merging(attr: Attr, now_ns: int, delta: int) -> None:
+    attr = attr._replace(nlink=max(1, min(attr.nlink, 2**32 - 2)))
+    merged = merge(schema.pack_volatile(attr), schema.touch_parts(now_ns, delta))
+    expected = attr._replace(mtime_ns=now_ns, ctime_ns=now_ns, nlink=attr.nlink + delta)
+    assert merged == schema.pack_volatile(expected)
+    merged = merge(schema.pack_volatile(attr), schema.ctime_parts(now_ns))
+    assert merged == schema.pack_volatile(attr._replace(ctime_ns=now_ns))
+
+
+@given(listed=st.lists(slices(), max_size=5))
+def test_slices_come_back(listed: list[Slice]) -> None:
+    assert schema.unpack_slices(INO, 0, schema.pack_slices(listed)) == listed
+    assert schema.unpack_slices(INO, 0, None) == []
+
+
+@given(dead=st.lists(st.tuples(u64, u32), max_size=5))
+def test_dead_slices_come_back(dead: list[tuple[int, int]]) -> None:
+    assert schema.unpack_dead(b"", schema.pack_dead(dead)) == dead
+
+
+@given(kind=st.sampled_from(FileType), ino=u64)
+def test_dentries_come_back(kind: FileType, ino: int) -> None:
+    value = schema.pack_dentry(kind, Ino(ino))
+    assert schema.unpack_dentry(b"", b"", value) == (kind, ino)
+    assert value[schema.DENTRY_INO_AT :] == schema.inode_row(ino)[1:]
+
+
+@given(number=st.integers(-(2**63), 2**63 - 1))
+def test_counts_come_back(number: int) -> None:
+    assert schema.unpack_count(b"U", b"", b"%d" % number) == number
+    assert schema.unpack_count(b"U", b"", None) == 0
+
+
+@given(numbers=st.lists(u64, min_size=2, max_size=2))
+def test_rows_sort_as_their_numbers(numbers: list[int]) -> None:
+    low, high = sorted(numbers)
+    for name in (schema.inode_row, schema.dir_row, schema.parent_field, schema.session_row):
+        assert (name(low) < name(high)) == (low < high)
+        assert schema.id_of(name(low)) == low
+    assert schema.id_of(schema.pack_u64(low)) == low
+    assert schema.id_of(schema.chunk_field(low & 0xFFFFFFFF)) == low & 0xFFFFFFFF
+
+
+text = st.text(max_size=20)
+maps = st.dictionaries(text, st.integers(-(2**63), 2**63) | text | st.booleans(), max_size=3)
+
+
+@given(beat=u32, confirmed=u32, info=maps)
+def test_sessions_come_back(beat: int, confirmed: int, info: dict[str, Any]) -> None:
+    record = schema.SessionRecord(SessionId(5), beat, confirmed, info)
+    assert schema.unpack_session(schema.pack_u64(5), schema.pack_session(record)) == record
+
+
+@given(unknown=maps, capacity=u64)
+def test_formats_keep_what_they_do_not_know(unknown: dict[str, Any], capacity: int) -> None:
+    extra = {f"x-{name}": value for name, value in unknown.items()}
+    settings = FORMAT._replace(unknown=extra or None, capacity=capacity)
+    assert volume.unpack_format(volume.pack_format(settings)) == settings

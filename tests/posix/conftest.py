@@ -1,0 +1,188 @@
+"""Who is tested: `Meta` alone, the VFS in this process, and mounts, each over several engines.
+
+Each lives for the whole session; a test begins with `reset`. A mount is unmounted at the end, and
+then its log holds no warning and fsck finds nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.model.conftest import model, tmpfs  # noqa: F401  (fixtures)
+from tests.model.drivers import Driver, OsDriver
+from tests.model.fsdriver import FsDriver
+from tests.model.tree import Sysctls
+from tests.posix import inproc
+from tests.posix.inproc import Connect
+from tests.posix.volumes import Volume, can_mount, new_volume, temporary_folder
+from tests.redis_server import RedisServer
+
+ENGINES = ("mem", "sqlite", "redis")
+WHOLE = tuple(f"{kind}-{engine}" for engine in ENGINES for kind in ("meta", "vfs"))
+MOUNTS = ("mount-sqlite", "mount-redis")
+DRIVERS = (*WHOLE, "bare-mem", *MOUNTS)
+
+
+@pytest.fixture(scope="session")
+def folder() -> Iterator[Path]:
+    with temporary_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+def databases(folder: Path) -> Iterator[Callable[[], str]]:
+    """Hands out empty databases of a redis-server that ends after everything that uses it."""
+    if not RedisServer.is_installed():
+        yield lambda: pytest.skip("needs redis-server")
+        return
+    (folder / "redis").mkdir()
+    with RedisServer(folder / "redis") as server:
+        yield server.empty_url
+
+
+@pytest.fixture(scope="session")
+def engines(folder: Path, databases: Callable[[], str]) -> Callable[[str], Connect]:
+    """Makes a new database of an engine."""
+    used = iter(range(100))
+
+    def make(engine: str) -> Connect:
+        if engine == "mem":
+            return inproc.memory()
+        if engine == "sqlite":
+            return inproc.sqlite(folder / f"inproc{next(used)}.db")
+        return inproc.redis(databases())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def volumes(
+    folder: Path, databases: Callable[[], str]
+) -> Callable[[str, str], AbstractContextManager[Volume]]:
+    """Makes a new volume of an engine, to be mounted."""
+
+    def make(engine: str, name: str) -> AbstractContextManager[Volume]:
+        if not can_mount():
+            pytest.skip("needs root and /dev/fuse")
+        meta = f"sqlite://{folder / name}.db" if engine == "sqlite" else databases()
+        return new_volume(folder / name, meta)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def driver_of(
+    engines: Callable[[str], Connect],
+    volumes: Callable[[str, str], AbstractContextManager[Volume]],
+) -> Iterator[Callable[[str], Driver]]:
+    """Each driver by name, made when first asked for."""
+    made: dict[str, Driver] = {}
+    with ExitStack() as stack:
+
+        def find(name: str) -> Driver:
+            if name not in made:
+                made[name] = stack.enter_context(_driver(name, engines, volumes))
+            made[name].reset()
+            return made[name]
+
+        yield find
+
+
+@contextmanager
+def _driver(
+    name: str,
+    engines: Callable[[str], Connect],
+    volumes: Callable[[str, str], AbstractContextManager[Volume]],
+) -> Iterator[Driver]:
+    kind, engine = name.split("-")
+    driver: Driver
+    if kind == "mount":
+        with volumes(engine, name) as volume:
+            driver = OsDriver(os.fsencode(volume.mount()), name=name)
+            yield driver
+            driver.reset()
+            driver.close()
+    elif kind == "vfs":
+        with inproc.client(engines(engine)) as client:
+            driver = FsDriver(client.vfs, Sysctls.of_host(), name=name)
+            yield driver
+            driver.reset()
+            driver.close()
+    else:
+        with inproc.meta_only(engines(engine)) as fs:
+            driver = FsDriver(fs, Sysctls.of_host(), bare=kind == "bare", name=name)
+            yield driver
+            driver.reset()
+            driver.close()
+
+
+@pytest.fixture(params=DRIVERS)
+def driver(request: pytest.FixtureRequest, driver_of: Callable[[str], Driver]) -> Driver:
+    """Each driver in turn, empty."""
+    return driver_of(request.param)
+
+
+class Twins:
+    """Two mounts of one volume."""
+
+    def __init__(self, volume: Volume, engine: str) -> None:
+        self.engine = engine
+        self.volume = volume
+        self.first = volume.mount("first")
+        self.second = volume.mount("second")
+
+    def settle(self, name: str) -> None:
+        """Wait until both mounts say the same of a file: on Redis news takes a few milliseconds.
+
+        Without tracking there is no news: a kernel that has looked believes it for a second, so
+        tests over SQLite only look at what they have not seen or have written since.
+        """
+        if self.engine != "redis":
+            return
+
+        def equal() -> bool:
+            first, second = os.stat(self.first / name), os.stat(self.second / name)
+            return (first.st_size, first.st_mtime_ns) == (second.st_size, second.st_mtime_ns)
+
+        self.wait_until(equal, 2)
+
+    def stat(self, name: str) -> float:
+        """A number of `.stats`, summed over both mounts."""
+        found = [
+            float(line.split()[1])
+            for root in (self.first, self.second)
+            for line in (root / ".stats").read_text().splitlines()
+            if re.match(rf"(slicefs_)?{name}\b", line)
+        ]
+        assert found, name
+        return sum(found)
+
+    def objects(self) -> int:
+        """How many objects the store holds."""
+        return sum(len(names) for _, _, names in os.walk(self.volume.folder / "data"))
+
+    @staticmethod
+    def wait_until(true: Callable[[], bool], within_s: float, every_s: float = 0.002) -> float:
+        """Poll until it is true; how many seconds that took."""
+        begin = time.monotonic()
+        while not true():
+            assert time.monotonic() - begin < within_s, "still not true"
+            time.sleep(every_s)
+        return time.monotonic() - begin
+
+
+@pytest.fixture(scope="session", params=("sqlite", "redis"))
+def twins(
+    request: pytest.FixtureRequest,
+    volumes: Callable[[str, str], AbstractContextManager[Volume]],
+) -> Iterator[Twins]:
+    """The same volume mounted twice, over each engine."""
+    with volumes(request.param, f"twins-{request.param}") as volume:
+        yield Twins(volume, request.param)

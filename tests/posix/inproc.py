@@ -1,0 +1,87 @@
+"""A volume and one client of it in the test's own process, without a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fsclient.client import Client, ClientOptions
+from fsclient.verify import verify_objects
+from fsdata.obj_mem import MemObjects
+from fsmeta import volume
+from fsmeta.cache import RowCache
+from fsmeta.check import check
+from fsmeta.engine import Meta
+from fsmeta.runtime import SystemRuntime
+from fsmeta.store import Store
+from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.store_redis import RedisStore
+from fsmeta.store_sqlite import SqliteStore
+from fsmeta.transact import Transactor
+from tests.posix.metafs import MetaFS
+
+RUNTIME = SystemRuntime()
+Connect = Callable[[], Store]
+
+
+def memory() -> Connect:
+    """A new database in memory."""
+    backend = MemBackend(RUNTIME)
+    return lambda: MemStore(backend)
+
+
+def sqlite(path: Path) -> Connect:
+    """A new database in the file `path`."""
+    return lambda: SqliteStore(str(path), RUNTIME, True)
+
+
+def redis(url: str) -> Connect:
+    """An empty database of a server."""
+    return lambda: RedisStore(url, RUNTIME)
+
+
+def format_volume(connect: Connect) -> None:
+    """Make a volume in an empty database."""
+    store = connect()
+    settings = volume.new_format("testvol", "mem", "unused")
+    Transactor(store, RUNTIME, RowCache(RUNTIME)).run(
+        lambda txn: volume.create_volume(txn, settings, (0, 0), RUNTIME.now_ns())
+    )
+    store.close()
+
+
+@contextmanager
+def client(connect: Connect) -> Iterator[Client]:
+    """A client of a new volume; in the end all data is where the metadata says."""
+    format_volume(connect)
+    objects = MemObjects(RUNTIME)
+    made = Client(connect(), RUNTIME, ClientOptions(heartbeat_s=0.5), objects)
+    made.start()
+    try:
+        yield made
+    finally:
+        stored = made.stop()
+    assert stored
+    store = connect()
+    found = check(store)
+    store.close()
+    assert not found.problems
+    block_bytes = made.meta.format.block_bytes
+    verdict = verify_objects(objects, block_bytes, found.slices, found.dead, data=True)
+    assert not verdict.problems
+    assert not verdict.leaked
+
+
+@contextmanager
+def meta_only(connect: Connect) -> Iterator[MetaFS]:
+    """The metadata of a new volume; in the end it is true to itself."""
+    format_volume(connect)
+    meta = Meta(connect(), RUNTIME)
+    meta.open_session({"host": "test"})
+    fs = MetaFS(meta)
+    yield fs
+    fs.purge()
+    assert check(meta.store).problems == []
+    meta.close_session()
+    meta.store.close()

@@ -1,0 +1,42 @@
+"""Generated operations of three users: SliceFS must answer as the model, times included.
+
+A failure prints the shortest steps that still fail; `test_regressions` keeps those that did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.model.compare import demand_equal, run_equal
+from tests.model.drivers import Driver
+from tests.model.gen import step_lists, steps_of_seed
+from tests.model.ops import Step
+from tests.model.tree import Sysctls
+from tests.posix.conftest import DRIVERS, MOUNTS
+
+SYSCTLS = Sysctls.of_host()
+STEPS = 60
+SEEDS = {"meta-mem": 40, "vfs-mem": 40, "bare-mem": 20, "mount-sqlite": 12, "mount-redis": 12}
+SEEDS_ELSE = 6
+CASES = [(name, seed) for name in DRIVERS for seed in range(SEEDS.get(name, SEEDS_ELSE))]
+
+
+@pytest.mark.parametrize(("name", "seed"), CASES)
+def test_seed(name: str, seed: int, model: Driver, driver_of: Callable[[str], Driver]) -> None:
+    steps = steps_of_seed(seed, STEPS, SYSCTLS, fuse=name in MOUNTS)
+    demand_equal(steps, [model, driver_of(name)], times=True)
+
+
+@settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=step_lists(sysctls=SYSCTLS))
+def test_hypothesis(
+    steps: list[Step], model: Driver, tmpfs: Driver, driver_of: Callable[[str], Driver]
+) -> None:
+    run_equal(steps, [model, tmpfs, driver_of("meta-mem"), driver_of("vfs-mem")])

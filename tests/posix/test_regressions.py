@@ -1,0 +1,174 @@
+"""Bugs that were, each in the fewest steps that show it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from fsmeta.check import check
+from fsmeta.engine import Meta
+from fsmeta.errors import Unavailable
+from fsmeta.store import SCAN_PAGE, Page
+from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Caller, Ino, SetAttr, Slice
+from tests.posix import inproc
+from tests.posix.inproc import RUNTIME
+
+FILE = 0o100644
+STRANGER = Caller(60001, 60001)
+
+
+@contextmanager
+def _two_clients(tracked: bool = False) -> Iterator[tuple[Meta, Meta]]:
+    """Two clients of one volume that are told nothing of each other, unless `tracked`."""
+    backend = MemBackend(RUNTIME)
+    inproc.format_volume(lambda: MemStore(backend))
+    first, second = (Meta(MemStore(backend, tracked), RUNTIME) for _ in range(2))
+    first.open_session({})
+    second.open_session({})
+    yield first, second
+    assert check(first.store).problems == []
+
+
+def _make(meta: Meta, name: bytes) -> Ino:
+    return meta.create(ROOT_CALLER, ROOT_INO, name, FILE).ino
+
+
+def _write(meta: Meta, ino: Ino, pos: int, size: int) -> Slice:
+    piece = Slice(pos, meta.new_slice_id(), size, 0, size)
+    meta.write_slices(ino, [(0, piece)], pos + size, RUNTIME.now_ns())
+    return piece
+
+
+def test_truncate_after_a_compaction_elsewhere() -> None:
+    """A stale `used` less what fresh slices cover was negative: EIO; it is a conflict."""
+    with _two_clients() as (first, second):
+        ino = _make(first, b"f")
+        old = [_write(first, ino, 0, 10), _write(first, ino, 100, 10)]
+        new = Slice(0, second.new_slice_id(), 110, 0, 110)
+        assert second.compact_chunk(ino, 0, old, [new])
+        assert second.getattr(ROOT_CALLER, ino).used == 110  # the hole has become zeros
+        assert first.setattr(ROOT_CALLER, ino, SetAttr(size=0)).used == 0
+
+
+def test_unlink_of_what_is_gone() -> None:
+    """A remembered name that leads to an inode without links made its count negative: EIO."""
+    with _two_clients() as (first, second):
+        ino = _make(first, b"f")
+        second.unlink(ROOT_CALLER, ROOT_INO, b"f")
+        first.forget_chunks([ino])  # the name is still remembered, the inode is not
+        with pytest.raises(FileNotFoundError):
+            first.unlink(ROOT_CALLER, ROOT_INO, b"f")
+
+
+def test_slices_of_a_new_file_are_remembered() -> None:
+    """An inode known to have nothing but what we wrote: appends to a chunk count, too."""
+    with _two_clients(tracked=True) as (first, _):
+        ino = _make(first, b"f")
+        pieces = [_write(first, ino, 0, 10), _write(first, ino, 10, 10)]
+        before = first.store.round_trips
+        assert first.read_chunk(ino, 0) == pieces
+        assert first.store.round_trips == before
+
+
+def test_a_new_file_has_no_xattrs() -> None:
+    """The kernel asks for security.capability before the first write: no round trip."""
+    with _two_clients(tracked=True) as (first, second):
+        ino = _make(first, b"f")
+        before = first.store.round_trips
+        for _ in range(2):
+            with pytest.raises(OSError, match="no such attribute"):
+                first.getxattr(ROOT_CALLER, ino, b"security.capability")
+        checked = ROOT_CALLER._replace(checked=True)
+        with pytest.raises(OSError, match="namespace") as caught:
+            first.getxattr(checked, ino, b"system.posix_acl_access")
+        assert caught.value.errno == errno.EOPNOTSUPP
+        assert first.store.round_trips == before
+        second.setxattr(ROOT_CALLER, ino, b"security.capability", b"x")
+        assert first.getxattr(ROOT_CALLER, ino, b"security.capability") == b"x"
+
+
+class _Shaky(MemStore):
+    """Every other page of a listing is lost at first."""
+
+    failing = True
+
+    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
+        self.failing = not self.failing
+        if not self.failing:
+            raise Unavailable("the network")
+        return super().scan(row, cursor, min(limit, 3))
+
+
+def test_listing_goes_on_after_errors() -> None:
+    backend = MemBackend(RUNTIME)
+    kinds = iter((MemStore, _Shaky, MemStore))  # of format, the client and the check
+    with inproc.client(lambda: next(kinds)(backend)) as client:
+        names = {b"f%d" % number for number in range(10)}
+        for name in names:
+            client.meta.create(ROOT_CALLER, ROOT_INO, name, FILE)
+        fh = client.vfs.opendir(ROOT_CALLER, ROOT_INO).fh
+        listed = client.vfs.readdir(ROOT_CALLER, ROOT_INO, fh, 0, True)
+        found = [item.name for item in listed]
+        again = client.vfs.readdir(ROOT_CALLER, ROOT_INO, fh, 5, True)
+        assert [item.name for item in again] == found[5:]
+        client.vfs.releasedir(ROOT_INO, fh)
+        assert sorted(found) == sorted({b".", b"..", *names})
+
+
+def test_stat_during_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attributes read before a commit and answered after it said that nothing was written."""
+    with inproc.client(inproc.memory()) as client:
+        vfs, meta = client.vfs, client.meta
+        entry, opened = vfs.create(ROOT_CALLER, ROOT_INO, b"f", FILE, os.O_RDWR)
+        assert entry.attr is not None
+        ino = entry.attr.ino
+        vfs.write(ROOT_CALLER, ino, opened.fh, 0, memoryview(b"12345"), False)
+        getattr_ = meta.getattr
+
+        def slow_getattr(caller: Caller, asked: Ino) -> Attr:
+            attr = getattr_(caller, asked)
+            monkeypatch.undo()
+            vfs.flush(ROOT_CALLER, ino, opened.fh)
+            return attr
+
+        monkeypatch.setattr(meta, "getattr", slow_getattr)
+        assert vfs.getattr(ROOT_CALLER, ino, None).attr.size == 5
+        vfs.release(ino, opened.fh)
+
+
+def test_create_of_what_others_made_and_we_may_not_open() -> None:
+    """Unknown groups may allow it: the kernel must look again. Without a kernel it is EACCES."""
+    with inproc.client(inproc.memory()) as client:
+        client.meta.setattr(ROOT_CALLER, ROOT_INO, SetAttr(mode=0o777))
+        client.meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100600)
+        client.meta.create(ROOT_CALLER, ROOT_INO, b"fifo", 0o010666)
+        for caller, name, code in (
+            (STRANGER, b"f", errno.EACCES),
+            (STRANGER._replace(checked=True), b"f", errno.ESTALE),
+            (STRANGER._replace(checked=True), b"fifo", errno.ESTALE),
+        ):
+            with pytest.raises(OSError, match=rf"^\[Errno {code}\]"):
+                client.vfs.create(caller, ROOT_INO, name, FILE, os.O_RDWR)
+
+
+def test_open_that_truncates_drops_setuid_in_one_verb() -> None:
+    """Of an empty file, too, and when O_CREAT meets a file that others have made."""
+    with inproc.client(inproc.memory()) as client:
+        vfs = client.vfs
+        ino = client.meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o106777).ino
+        flags = os.O_WRONLY | os.O_TRUNC
+        for by_name in (False, True):
+            client.meta.setattr(ROOT_CALLER, ino, SetAttr(mode=0o6777, mtime_ns=5))
+            if by_name:
+                opened = vfs.create(STRANGER, ROOT_INO, b"f", FILE, flags, kill_suid=True)[1]
+            else:
+                opened = vfs.open(STRANGER, ino, flags, kill_suid=True)
+            attr = vfs.getattr(STRANGER, ino, None).attr
+            assert attr.mode == 0o100777
+            assert attr.mtime_ns > 5
+            vfs.release(ino, opened.fh)

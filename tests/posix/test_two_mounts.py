@@ -1,0 +1,177 @@
+"""What one mount does, as another one sees it: news, and files that are open without a name."""
+
+from __future__ import annotations
+
+import os
+import stat
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.posix.conftest import Twins
+
+NEWS_S = 0.1  # what news may take
+NEWS_MAX_S = 2.0  # on a machine that does other things, too
+TURNS = 5
+SIZE = 300_000
+
+
+def _exists(path: Path) -> Callable[[], bool]:
+    return path.exists
+
+
+def _shows(path: Path, test: Callable[[os.stat_result], bool]) -> Callable[[], bool]:
+    return lambda: test(os.stat(path))
+
+
+def _changes(here: Path, there: Path) -> dict[str, tuple[Callable[[], object], Callable[[], bool]]]:
+    """What to do here, and what tells that it is seen there."""
+    file, gone, moved = there / "file", here / "gone", there / "moved"
+    return {
+        "create": ((here / "made").touch, _exists(there / "made")),
+        "mkdir": ((here / "dir").mkdir, _exists(there / "dir")),
+        "unlink": (gone.unlink, lambda: not (there / "gone").exists()),
+        "rename": (
+            lambda: (here / "old").rename(here / "moved"),
+            lambda: moved.exists() and not (there / "old").exists(),
+        ),
+        "chmod": (
+            lambda: (here / "file").chmod(0o600),
+            _shows(file, lambda status: stat.S_IMODE(status.st_mode) == 0o600),
+        ),
+        "write": (
+            lambda: (here / "file").write_bytes(b"12345"),
+            lambda: os.stat(file).st_size == 5 and file.read_bytes() == b"12345",
+        ),
+        "rmdir": ((here / "dir").rmdir, lambda: not (there / "dir").exists()),
+    }
+
+
+def test_news_of_another_mount(twins: Twins) -> None:
+    """The kernel there believes the opposite, with an hour to go, until it is told."""
+    if twins.engine != "redis":
+        pytest.skip("without tracking a kernel believes what it saw for a second")
+    took: dict[str, list[float]] = {}
+    for turn in range(TURNS):
+        here, there = twins.first / f"news{turn}", twins.second / f"news{turn}"
+        here.mkdir()
+        for name in ("file", "gone", "old"):
+            (here / name).write_bytes(b"x")
+        twins.wait_until(lambda: len(os.listdir(there)) == 3, NEWS_MAX_S)  # noqa: B023
+        for name, (change, seen) in _changes(here, there).items():
+            assert not seen(), name
+            change()
+            took.setdefault(name, []).append(twins.wait_until(seen, NEWS_MAX_S))
+    slow = {name: times for name, times in took.items() if statistics.median(times) > NEWS_S}
+    assert not slow
+
+
+def _let_two_rounds_pass(twins: Twins, turn: int) -> None:
+    """Wait until an inode, and then its slices, that were closed just now have been deleted."""
+    purged, deleted = twins.stat("inodes_purged_total"), twins.stat("slices_deleted_total")
+    closed = twins.first / f"closed{turn}"
+    closed.write_bytes(bytes(SIZE))
+    closed.unlink()
+    twins.wait_until(lambda: twins.stat("inodes_purged_total") > purged, 20, 0.05)
+    twins.wait_until(lambda: twins.stat("slices_deleted_total") > deleted, 20, 0.05)
+
+
+class _Files:
+    """Files that are open, here or there or both, and have no names any more."""
+
+    NAMES = ("mine", "theirs", "both", "written")
+
+    def __init__(self, twins: Twins) -> None:
+        for name in self.NAMES:
+            (twins.first / name).write_bytes(name.encode() * (SIZE // len(name)))
+        for name in self.NAMES:
+            twins.settle(name)
+        first, second = twins.first, twins.second
+        roots = {"mine": (first,), "theirs": (second,), "both": (first, second)}
+        self._fds = [
+            (name, os.open(root / name, os.O_RDONLY)) for name in roots for root in roots[name]
+        ]
+        self._written = os.open(second / "written", os.O_RDWR)
+        self._fds.append(("written", self._written))
+        for name in self.NAMES:
+            (first / name).unlink()
+
+    def check(self, turn: int) -> None:
+        """They are whole and can be written."""
+        os.pwrite(self._written, b"W" * 100, turn * 100)
+        os.fsync(self._written)
+        for name, fd in self._fds:
+            held = bytearray(name.encode() * (SIZE // len(name)))
+            if name == "written":
+                held[: turn * 100 + 100] = b"W" * (turn * 100 + 100)
+            assert os.pread(fd, SIZE + 1, 0) == held, name
+            assert os.fstat(fd).st_nlink == 0
+
+    def close(self) -> None:
+        for _, fd in self._fds:
+            os.close(fd)
+
+
+class _Directories:
+    """Directories without names: open, removed by either mount; and a working directory."""
+
+    def __init__(self, twins: Twins) -> None:
+        removers = {"here": twins.first, "there": twins.second, "cwd": twins.first}
+        for name in removers:
+            (twins.first / name).mkdir()
+        twins.wait_until(lambda: all((twins.second / name).is_dir() for name in removers), 3)
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        self._fds = [os.open(twins.first / name, flags) for name in ("here", "there")]
+        self._before = os.getcwd()
+        os.chdir(twins.first / "cwd")
+        for name, remover in removers.items():
+            (remover / name).rmdir()
+
+    def check(self) -> None:
+        """stat(2) answers, and nothing is in them nor can be."""
+        assert os.stat(".").st_nlink == 0
+        for fd in self._fds:
+            Twins.wait_until(lambda: os.fstat(fd).st_nlink == 0, 3)  # noqa: B023
+            assert os.listdir(fd) == []
+            with pytest.raises(FileNotFoundError):
+                os.stat("x", dir_fd=fd)
+            with pytest.raises(FileNotFoundError):
+                os.mkdir("x", dir_fd=fd)
+
+    def close(self) -> None:
+        os.chdir(self._before)
+        for fd in self._fds:
+            os.close(fd)
+
+
+def test_what_is_open_outlives_its_name(twins: Twins, pytestconfig: pytest.Config) -> None:
+    """On whatever mount, round after round; what is not open goes. A round takes 3 to 5 s."""
+    soak = pytestconfig.getoption("--soak")
+    if twins.engine == "sqlite" and not soak:
+        pytest.skip("takes too long to be done twice; run with --soak")
+    files, directories = _Files(twins), _Directories(twins)
+    try:
+        for turn in range(4 if soak else 1):
+            _let_two_rounds_pass(twins, turn)
+            files.check(turn)
+            directories.check()
+    finally:
+        objects = twins.objects()
+        files.close()
+        directories.close()
+    twins.wait_until(lambda: twins.objects() <= objects - len(_Files.NAMES), 20, 0.05)
+
+
+def test_create_races_a_file_of_another_mount(twins: Twins) -> None:
+    """O_CREAT without O_EXCL opens what the kernel here does not know of yet, and truncates it."""
+    for turn in range(20):
+        name = f"raced{turn}"
+        assert not (twins.second / name).exists()  # now the kernel believes so
+        (twins.first / name).write_bytes(b"other")
+        fd = os.open(twins.second / name, os.O_RDWR | os.O_CREAT | (turn % 2 and os.O_TRUNC))
+        assert os.pread(fd, 10, 0) == (b"" if turn % 2 else b"other")
+        os.write(fd, b"x")
+        os.close(fd)
+        os.unlink(twins.second / name)

@@ -1,0 +1,224 @@
+"""A simulated volume with whole clients on it: start, stop, crash, freeze, partition, heal, judge.
+
+`Cluster` is the world: one metadata backend and one object store, shared. A `Node` is one client
+process with a bad network on both sides. After a test has let things happen, `Cluster.settle` heals
+the world and demands that nothing is left over and everything fits together.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import inf
+from typing import Final, NamedTuple
+
+from fsclient.client import Client, ClientOptions
+from fsclient.verify import verify_objects
+from fsdata.budget import BUFFER_BYTES_MIN
+from fsdata.obj_mem import MemObjects
+from fsmeta import schema
+from fsmeta.cache import RowCache
+from fsmeta.check import check
+from fsmeta.runtime import Thread
+from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.transact import Transactor
+from fsmeta.types import ROOT_INO, Ino
+from fsmeta.volume import BLOCK_BYTES_MIN, create_volume, new_format
+from tests.sim.fault_objects import FaultObjects
+from tests.sim.faults import CALM, Faults, FaultStore
+from tests.sim.scheduler import SimRuntime
+
+BLOCK: Final = BLOCK_BYTES_MIN
+END_S: Final = 400.0  # after healing: a lease, the rounds that follow, and retries under way
+STOP_S: Final = 15.0  # a client that is idle leaves in no time; one that deletes may take DRAIN_S
+LOOK_S: Final = 2.0
+
+
+class Weather(NamedTuple):
+    """How the networks of one world behave."""
+
+    meta: Faults = CALM
+    data: Faults = CALM
+
+    @property
+    def leaks(self) -> bool:
+        """Whether objects may be left that nobody knows of, without any client having died."""
+        return self.data.late > 0
+
+
+class Promise:
+    """A number that only grows, and since when: what others must see once news have had time."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[float, int]] = [(-inf, 0)]
+
+    @property
+    def value(self) -> int:
+        return self._steps[-1][1]
+
+    def raise_to(self, value: int, now: float) -> None:
+        if value > self.value:
+            self._steps.append((now, value))
+
+    def by(self, when: float) -> int:
+        """The value at `when`."""
+        return max(value for since, value in self._steps if since <= when)
+
+
+class Node:
+    """One client process."""
+
+    def __init__(self, cluster: Cluster, name: str, weather: Weather) -> None:
+        sim, chance = cluster.sim, cluster.chance
+        self.name = name
+        self.process = sim.process(name, skew_ns=int(chance.uniform(-5, 5) * 10**9))
+        meta = MemStore(cluster.backend, tracked=chance.random() < 0.8)
+        self.store = FaultStore(meta, sim, chance.getrandbits(30), weather.meta, self.process)
+        self.objects = FaultObjects(cluster.objects, sim, chance.getrandbits(30), weather.data)
+        options = ClientOptions(
+            buffer_bytes=BUFFER_BYTES_MIN, upload_threads=2, prefetch_threads=1, mountpoint=name
+        )
+        self.client = Client(self.store, self.process, options, self.objects)
+        self.shaken = False  # others may have taken it for dead, so what it held may be deleted
+        self.crashed = False
+        self._sim = sim
+        self._rows = cluster.backend.rows
+        # how long news may take, so how old what it opens may be: design §6, close-to-open
+        self._lag_s = weather.meta.news_late_s
+        self._frozen_at = self._thawed_at = -inf
+        self.actors: list[Thread] = []
+        self.client.start()
+
+    def act(self, name: str, body: Callable[[], None]) -> None:
+        """Let `body` run as a thread of this process."""
+        self.actors.append(self.process.spawn(name, body))
+
+    def crash(self) -> None:
+        self.crashed = True
+        self.process.crash()
+
+    def freeze(self) -> None:
+        self._frozen_at = self._sim.monotonic()
+        self.process.freeze()
+
+    def thaw(self) -> None:
+        self._thawed_at = self._sim.monotonic()
+        self.process.thaw()
+
+    def informed(self) -> float:
+        """The moment up to which it must have heard of everything."""
+        now = self._sim.monotonic()
+        if self._frozen_at > self._thawed_at or now < self._thawed_at + self._lag_s:
+            now = self._frozen_at
+        return now - self._lag_s
+
+    def now(self) -> float:
+        return self._sim.monotonic()
+
+    def has_session(self) -> bool:
+        """Whether the volume knows it as alive."""
+        session = self.client.meta.session
+        return session is not None and schema.session_row(session.id) in self._rows
+
+    def cut(self, cut: bool) -> None:
+        """Take the network away, or give it back."""
+        self.store.network.cut = self.objects.network.cut = cut
+
+    def heal(self) -> None:
+        self.store.heal()
+        self.objects.heal()
+        self.thaw()
+
+
+class Cluster:
+    """The world of one seed."""
+
+    def __init__(self, sim: SimRuntime, seed: int, weather: Weather) -> None:
+        self.sim = sim
+        self.weather = weather
+        self.chance = random.Random(seed + 2)
+        self.backend = MemBackend(sim)
+        self.objects = MemObjects(sim)
+        self.nodes: list[Node] = []
+        self.leaks = weather.leaks
+        settings = new_format("sim", "mem", "", BLOCK)
+        store = MemStore(self.backend)
+        transactor = Transactor(store, sim, RowCache(sim))
+        transactor.run(lambda txn: create_volume(txn, settings, (0, 0), sim.now_ns()))
+
+    def add(self) -> Node:
+        """Start one more client."""
+        node = Node(self, f"n{len(self.nodes)}", self.weather)
+        self.nodes.append(node)
+        return node
+
+    def living(self) -> list[Node]:
+        return [node for node in self.nodes if not node.crashed]
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Heal the world; then everything that was begun ends."""
+        for node in self.nodes:
+            if not node.crashed:
+                node.heal()
+        deadline = self.sim.monotonic() + END_S
+        for node in self.living():
+            for actor in node.actors:
+                actor.join(deadline - self.sim.monotonic())
+            assert not any(actor.is_alive() for actor in node.actors), f"{node.name} hangs"
+            while not node.has_session():
+                assert self.sim.monotonic() < deadline, f"{node.name} does not come back"
+                self.sim.sleep(LOOK_S)
+
+    def drain(self) -> None:
+        """Wait until all that has no name is deleted."""
+        deadline = self.sim.monotonic() + END_S
+        while self._garbage():
+            assert self.sim.monotonic() < deadline, f"never deleted: {self._garbage()}"
+            self.sim.sleep(LOOK_S)
+
+    def _garbage(self) -> dict[bytes, list[int]]:
+        """What waits for deletion, and sessions of the dead."""
+        found = {}
+        for row in (schema.ORPHANS, schema.DEAD_SLICES):
+            found[row] = [schema.id_of(field) for field in self.backend.rows.get(row, {})]
+        living = [node.client.meta.session for node in self.living()]
+        alive = {session.id for session in living if session is not None}
+        sessions = [schema.id_of(field) for field in self.backend.rows.get(schema.SESSIONS, {})]
+        found[schema.SESSIONS] = [sid for sid in sessions if sid not in alive]
+        return {row: ids for row, ids in found.items() if ids}
+
+    def stop(self) -> None:
+        """Every client leaves, and leaves nothing behind."""
+        for node in self.living():
+            begun = self.sim.monotonic()
+            assert node.client.stop(), f"{node.name} could not store everything"
+            assert self.sim.monotonic() - begun < STOP_S, f"{node.name} takes long to leave"
+            gauges = node.client.budget.gauges()
+            assert gauges.writing == gauges.ahead == 0, f"{node.name}: {gauges}"
+            assert node.client.vfs.files.handle_count() == 0, node.name
+            assert node.process.alive() == [], node.name
+
+    def judge(self) -> None:
+        """Metadata and objects are true to themselves and to each other."""
+        checked = check(MemStore(self.backend))
+        assert not checked.problems, "\n".join(map(str, checked.problems))
+        assert not checked.dead
+        assert not self.backend.rows.get(schema.SESSIONS)
+        assert checked.inodes == len(self._reachable()), "something hangs in a loop"
+        verdict = verify_objects(self.objects, BLOCK, checked.slices, checked.dead, data=True)
+        assert not verdict.problems, "\n".join(verdict.problems)
+        assert self.leaks or not verdict.leaked, f"{verdict.leaked} objects leaked"
+
+    def _reachable(self) -> set[Ino]:
+        """Every inode that a path leads to."""
+        found, todo = {ROOT_INO}, [ROOT_INO]
+        while todo:
+            row = schema.dir_row(todo.pop())
+            for name, value in self.backend.rows.get(row, {}).items():
+                _, ino = schema.unpack_dentry(row, name, value)
+                if ino not in found:
+                    found.add(ino)
+                    todo.append(ino)
+        return found

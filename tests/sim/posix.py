@@ -1,0 +1,149 @@
+"""System calls by path on one simulated client, as a kernel without caches would make them.
+
+What the workloads of `loads` speak. Raises `OSError` as the call would, and `StoreError` where the
+client could not say what became of it. A path that has become stale is walked once more, as Linux
+does on ESTALE.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from fsclient.filesystem import FileSystem, SetAttr
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Ino
+
+T = TypeVar("T")
+
+_STALE_RETRIES = 3  # one for each of three clients that replace the same name at once
+_READDIR_MAX = 10_000
+
+
+class File:
+    """An open file."""
+
+    def __init__(self, fs: FileSystem, ino: Ino, fh: int) -> None:
+        self.ino = ino
+        self._fs = fs
+        self._fh = fh
+
+    def read(self, offset: int, size: int) -> bytes:
+        return b"".join(self._fs.read(ROOT_CALLER, self.ino, self._fh, offset, size))
+
+    def write(self, offset: int, data: bytes) -> None:
+        buffer = bytearray(data)
+        taken = self._fs.write(ROOT_CALLER, self.ino, self._fh, offset, memoryview(buffer), False)
+        assert taken == len(data)
+        buffer[:] = bytes(len(data))  # it is the caller's again
+
+    def size(self) -> int:
+        return self._fs.getattr(ROOT_CALLER, self.ino, self._fh).attr.size
+
+    def truncate(self, size: int) -> None:
+        self._fs.setattr(ROOT_CALLER, self.ino, SetAttr(size=size), self._fh)
+
+    def fsync(self) -> None:
+        self._fs.fsync(ROOT_CALLER, self.ino, self._fh, False)
+
+    def close(self) -> None:
+        """The handle is gone even where this raises."""
+        try:
+            self._fs.flush(ROOT_CALLER, self.ino, self._fh)
+        finally:
+            self._fs.release(self.ino, self._fh)
+
+
+class Posix:
+    """The calls of one client."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self.fs = fs
+
+    def _again(self, call: Callable[[], T]) -> T:
+        for _ in range(_STALE_RETRIES):
+            try:
+                return call()
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+        return call()
+
+    def _lookup(self, parent: Ino, name: bytes) -> Attr:
+        attr = self.fs.lookup(ROOT_CALLER, parent, name).attr
+        if attr is None:
+            raise FileNotFoundError(errno.ENOENT, "known to be absent")
+        return attr
+
+    def _parent(self, path: bytes) -> tuple[Ino, bytes]:
+        *parents, name = path.strip(b"/").split(b"/")
+        ino = ROOT_INO
+        for each in parents:
+            ino = self._lookup(ino, each).ino
+        return ino, name
+
+    def stat(self, path: bytes) -> Attr:
+        return self._again(lambda: self._lookup(*self._parent(path)))
+
+    def exists(self, path: bytes) -> bool:
+        try:
+            self.stat(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, path: bytes, flags: int = os.O_RDONLY) -> File:
+        return self._again(lambda: self._open(path, flags))
+
+    def _open(self, path: bytes, flags: int) -> File:
+        parent, name = self._parent(path)
+        if flags & os.O_CREAT:
+            try:
+                attr = self._lookup(parent, name)
+            except FileNotFoundError:
+                entry, opened = self.fs.create(ROOT_CALLER, parent, name, 0o644, flags)
+                assert entry.attr is not None
+                return File(self.fs, entry.attr.ino, opened.fh)
+            if flags & os.O_EXCL:
+                raise FileExistsError(errno.EEXIST, "the kernel found it")
+        else:
+            attr = self._lookup(parent, name)
+        opened = self.fs.open(ROOT_CALLER, attr.ino, flags & ~(os.O_CREAT | os.O_EXCL))
+        return File(self.fs, attr.ino, opened.fh)
+
+    def mkdir(self, path: bytes) -> None:
+        self._again(lambda: self.fs.mkdir(ROOT_CALLER, *self._parent(path), 0o755))
+
+    def rmdir(self, path: bytes) -> None:
+        self._again(lambda: self.fs.rmdir(ROOT_CALLER, *self._parent(path)))
+
+    def unlink(self, path: bytes) -> None:
+        self._again(lambda: self.fs.unlink(ROOT_CALLER, *self._parent(path)))
+
+    def symlink(self, target: bytes, path: bytes) -> None:
+        self._again(lambda: self.fs.symlink(ROOT_CALLER, *self._parent(path), target))
+
+    def link(self, old: bytes, new: bytes) -> None:
+        def call() -> None:
+            ino = self._lookup(*self._parent(old)).ino
+            self.fs.link(ROOT_CALLER, ino, *self._parent(new))
+
+        self._again(call)
+
+    def rename(self, old: bytes, new: bytes, flags: int = 0) -> None:
+        def call() -> None:
+            self.fs.rename(ROOT_CALLER, *self._parent(old), *self._parent(new), flags)
+
+        self._again(call)
+
+    def listdir(self, path: bytes) -> list[bytes]:
+        """The names in a directory, read in one go."""
+        ino = self.stat(path).ino if path.strip(b"/") else ROOT_INO
+        fh = self.fs.opendir(ROOT_CALLER, ino).fh
+        try:
+            items = self.fs.readdir(ROOT_CALLER, ino, fh, 0, False)
+            names = [item.name for _, item in zip(range(_READDIR_MAX), items, strict=False)]
+        finally:
+            self.fs.releasedir(ino, fh)
+        return sorted(name for name in names if name not in (b".", b".."))

@@ -1,0 +1,145 @@
+"""Whole clients in a simulated world: one seed decides schedule, latency, faults and calamities.
+
+Each test builds a `Cluster`, lets the actors of some `loads` run on one to three clients while
+things go wrong in its own way, heals the world and judges it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from fsclient import compactor, leader
+from fsdata import geometry
+from tests.sim.cluster import Cluster, Node, Weather
+from tests.sim.faults import CALM, Faults
+from tests.sim.harness import simulate
+from tests.sim.loads import Load
+from tests.sim.loads.held import Held
+from tests.sim.loads.logs import Logs
+from tests.sim.loads.names import Loops, Tokens, Winners
+from tests.sim.loads.records import Records
+from tests.sim.loads.trees import Trees
+from tests.sim.scheduler import SimRuntime
+
+Calamity = Callable[[Cluster, random.Random], None]
+
+TURNS = 24
+ACTORS = 2  # threads of a client
+WINDOW_S = 20.0  # calamities come within so long
+
+META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
+DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
+LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compaction and rounds come after little work, as they would after much."""
+    with monkeypatch.context() as patch:
+        patch.setattr(compactor, "COMMITS_BEFORE_LOOK", 3)
+        patch.setattr(geometry, "COMPACT_SLICES", 4)
+        patch.setattr(geometry, "COMPACT_HIDDEN_MIN", 2)
+        yield
+
+
+def _loads(dice: random.Random) -> list[Load]:
+    """Two kinds of work for one world."""
+    records = partial(Records, dice)
+    makers: list[Callable[[], Load]] = [Trees, Logs, records, Held, Tokens, Winners, Loops]
+    first = dice.choice((Trees, Logs, records, Held))
+    return [first(), dice.choice([make for make in makers if make is not first])()]
+
+
+def _live(sim: SimRuntime, seed: int, weather: Weather, calamity: Calamity | None) -> None:
+    """One world from beginning to end."""
+    dice = random.Random(seed + 3)
+    cluster = Cluster(sim, seed, weather)
+    loads = _loads(dice)
+    first = cluster.add()
+    for load in loads:
+        load.prepare(first)
+    for _ in range(dice.randrange(3)):
+        cluster.add()
+    for node in cluster.nodes:
+        _employ(node, loads, dice)
+    if calamity is not None:
+        calamity(cluster, dice)
+        for node in cluster.living():
+            if not node.actors:
+                _employ(node, loads, dice)
+    cluster.settle()
+    for load in loads:
+        load.check(cluster.living()[-1])
+    cluster.drain()
+    cluster.stop()
+    cluster.judge()
+
+
+def _employ(node: Node, loads: list[Load], dice: random.Random) -> None:
+    for number in range(ACTORS):
+        load = loads[number % len(loads)]
+        own = random.Random(dice.getrandbits(30))
+        node.act(f"actor{number}", partial(load.act, node, own, TURNS))
+
+
+@pytest.mark.sim_seeds(60)
+def test_calm(sim_seed: int) -> None:
+    """Nothing goes wrong but the order of things; not even an object may be left over."""
+    simulate(sim_seed, lambda sim: _live(sim, sim_seed, Weather(), None))
+
+
+@pytest.mark.sim_seeds(150)
+def test_bad_networks(sim_seed: int) -> None:
+    weather = Weather(META, LATE_PUTS if sim_seed % 2 else DATA)
+    simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, None))
+
+
+def _crash(cluster: Cluster, dice: random.Random) -> None:
+    """Clients die, and new ones come."""
+    cluster.leaks = True
+    for _ in range(dice.randrange(1, 4)):
+        cluster.sim.sleep(dice.random() * WINDOW_S / 2)
+        victim = dice.choice(cluster.living())
+        victim.crash()
+        if len(cluster.living()) < 2 or dice.random() < 0.5:
+            cluster.add()
+
+
+@pytest.mark.sim_seeds(150)
+def test_crashes(sim_seed: int) -> None:
+    weather = Weather() if sim_seed % 2 else Weather(META, DATA)
+    simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, _crash))
+
+
+def _lose_leases(cluster: Cluster, dice: random.Random) -> None:
+    """Clients stop, or lose their network, for longer than a lease; then they come back."""
+    cluster.leaks = True
+    if len(cluster.nodes) < 2:
+        cluster.add()
+    for _ in range(dice.randrange(1, 3)):
+        cluster.sim.sleep(dice.random() * WINDOW_S)
+        victim = dice.choice(cluster.living())
+        victim.shaken = True
+        frozen = dice.random() < 0.5
+        if frozen:
+            victim.freeze()
+        else:
+            victim.cut(True)
+        cluster.sim.sleep(leader.LEASE_S * dice.choice((0.2, 1, 2)) + dice.random() * 30)
+        if frozen:
+            victim.thaw()
+        else:
+            victim.cut(False)
+
+
+@pytest.mark.sim_seeds(150)
+def test_lost_leases(sim_seed: int) -> None:
+    weather = Weather() if sim_seed % 2 else Weather(META, DATA)
+    simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, _lose_leases))
+
+
+assert CALM.late == 0

@@ -1,0 +1,145 @@
+"""What `make run` shows: a volume is made, mounted, worked on and removed, in under a minute.
+
+    python -m tools.demo [--offline] [--cache DIR] [--dir DIR]
+
+Embedded (SQLite and a local directory), as root or as an ordinary user, on real files: a source
+distribution from PyPI and a package from Debian. Prints each step with what it has seen and its
+time; exits with 1 where one fails. Whatever happens, nothing stays mounted and no file is left but
+the downloads in the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from tools.demolib import steps
+from tools.demolib.sources import Source, sources
+from tools.demolib.trees import Differs
+from tools.demolib.volume import Volume
+
+FAILURES = (steps.Failed, Differs, RuntimeError, OSError, subprocess.SubprocessError)
+
+
+class Report:
+    """A line for each step, printed when it is done."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self.steps = 0
+
+    def step(self, name: str, act: Callable[[], str]) -> None:
+        """Run one step and print it. Raises: what it raises."""
+        begin = time.monotonic()
+        print(f"  {name:<42}", end="", flush=True)
+        seen = act()
+        self.steps += 1
+        print(f" {seen:<52} {time.monotonic() - begin:6.1f} s", flush=True)
+
+    def total(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._begin
+
+
+def demonstrate(report: Report, base: Path, found: Sequence[Source]) -> None:
+    """All steps, on a volume below `base`. Raises: one of FAILURES."""
+    volume = Volume(base)
+    try:
+        report.step("slicefs format", partial(_format, volume))
+        one = volume.mount("one")
+        report.step("slicefs mount, and a second time", partial(_mount, volume))
+        _unpack(report, base, found)
+        last = len(found) - 1  # the smallest
+        copy, original = one / f"source{last}", base / f"original{last}"
+        report.step(
+            "copy from mount to mount and back",
+            partial(steps.two_mounts, copy, one, base / "two", original),
+        )
+        report.step("slicefs umount, the second", partial(_umount, volume, base / "two"))
+        report.step("git init, add, commit, clone, fsck", partial(steps.git, copy, one / "clone"))
+        report.step("gcc -shared, load it", partial(steps.extension, one / "extension"))
+        report.step("SQLite with concurrent writers", partial(steps.database, one / "database"))
+        report.step("rm -rf", partial(steps.remove, one, volume))
+        report.step("slicefs umount", partial(_umount, volume, one))
+        report.step("slicefs fsck --data", partial(steps.check, volume))
+    finally:
+        volume.leave()
+
+
+def _format(volume: Volume) -> str:
+    volume.format()
+    return "SQLite, blocks in a directory"
+
+
+def _mount(volume: Volume) -> str:
+    return str(volume.mount("two"))
+
+
+def _umount(volume: Volume, path: Path) -> str:
+    volume.umount(path)
+    return "everything stored, the client has ended"
+
+
+def _unpack(report: Report, base: Path, found: Sequence[Source]) -> None:
+    for number, source in enumerate(found):
+        original, copy = base / f"original{number}", base / "one" / f"source{number}"
+        source.unpack(original)
+        report.step(f"unpack {source.name[:34]}", partial(steps.unpack, source, copy))
+        report.step("compare with the original", partial(steps.compare, original, copy))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    out = argparse.ArgumentParser(prog="python -m tools.demo", description=__doc__.split("\n")[0])
+    cache = Path.home() / ".cache" / "slicefs-demo"
+    out.add_argument("--cache", type=Path, default=cache, help=f"for downloads; {cache}")
+    out.add_argument("--dir", type=Path, default=None, help="where to work; the system's /tmp")
+    out.add_argument("--offline", action="store_true", help="download nothing")
+    return out
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt  # so that SIGTERM cleans up as well
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the demo; 0 if every step has shown what it should."""
+    arguments = parser().parse_args(words)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if missing := steps.missing_tools():
+        print(f"the demo needs {', '.join(missing)}: run `make packages`", file=sys.stderr)
+        return 1
+    report = Report()
+    base = None
+    try:
+        found = sources(arguments.cache, arguments.offline)
+        base = Path(tempfile.mkdtemp(prefix="slicefs-demo-", dir=arguments.dir))
+        who = "root" if os.geteuid() == 0 else "an ordinary user"
+        print(f"SliceFS as {who} in {base}, on {', '.join(each.name for each in found)}")
+        if len(found) < 2:
+            print("  (not everything could be downloaded: run it again with a network)")
+        demonstrate(report, base, found)
+    except FAILURES as error:
+        print(f"\nFAILED: {error}", flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print("\nFAILED: interrupted", flush=True)
+        return 1
+    finally:
+        if base is not None:
+            shutil.rmtree(base, ignore_errors=True)
+    print(f"all right: {report.steps} steps in {report.total():.0f} s, nothing left behind")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
