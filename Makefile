@@ -14,13 +14,9 @@ BENCH ?= all
 BIN := .venv/bin
 STAMPS := .venv/stamps
 
-# PACKAGE:PROOF; see tools/apt.sh. RUN is what a mount and its benchmark need.
-RUN_PACKAGES := redis-server:redis-server fuse3:fusermount3 gcc:gcc libc6-dev:/usr/include/stdio.h \
+# PACKAGE:PROOF; see tools/apt.sh.
+PACKAGES := redis-server:redis-server fuse3:fusermount3 gcc:gcc libc6-dev:/usr/include/stdio.h \
 	make:make git:git attr:setfattr acl:setfacl
-# What tests need besides: Ceph with its S3 gateway, and the headers that pyfuse3 is built with.
-TEST_PACKAGES := ceph-mon:ceph-mon ceph-osd:ceph-osd ceph-common:rados radosgw:radosgw \
-	python3-rados:/usr/lib/python3/dist-packages/rados.*.so \
-	pkg-config:pkg-config libfuse3-dev:/usr/include/fuse3/fuse.h
 
 .PHONY: help
 help: ## List the targets
@@ -34,12 +30,7 @@ $(STAMPS)/python:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: pyproject.toml $(STAMPS)/python
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev,s3,tikv,csi]'
-	@touch $@
-
-# Built from source against libfuse3, so not part of `venv`, which must work without apt.
-$(STAMPS)/pyfuse3: $(STAMPS)/dev | test-packages
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[pyfuse3]'
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 $(STAMPS)/bench: $(STAMPS)/dev
@@ -47,19 +38,15 @@ $(STAMPS)/bench: $(STAMPS)/dev
 	@touch $@
 
 .PHONY: packages
-packages: ## Install the Debian packages that running needs, if missing
-	@tools/apt.sh $(RUN_PACKAGES)
-
-.PHONY: test-packages
-test-packages: ## Install the Debian packages that testing needs, if missing
-	@tools/apt.sh $(RUN_PACKAGES) $(TEST_PACKAGES)
+packages: ## Install the Debian packages that running and testing need, if missing
+	@tools/apt.sh $(PACKAGES)
 
 .PHONY: run
-run: packages venv ## Mount a volume with a Redis of its own and show what it does
+run: packages venv ## Mount an embedded volume, do real work on it and show the result
 	$(BIN)/python -m tools.demo $(ARGS)
 
 .PHONY: test
-test: test-packages venv $(STAMPS)/pyfuse3 ## Run the tests; ARGS='-k rename -x' are pytest's
+test: packages venv ## Run the tests; ARGS='-k rename -x' are pytest's
 	$(BIN)/pytest --tb=short -ra $(ARGS)
 
 .PHONY: check format-check lint types house

@@ -53,16 +53,19 @@ class PageVersions:
         self._lock = runtime.lock()
         self._known: OrderedDict[Ino, tuple[int, int]] = OrderedDict()  # guarded by _lock
 
-    def still(self, attr: Attr) -> bool:
-        """Whether pages read earlier show `attr`'s version; from now on they do."""
+    def still(self, attr: Attr) -> bool | None:
+        """Whether pages read earlier show `attr`'s version; None where there are none we know of.
+
+        From now on they do.
+        """
         version = (attr.mtime_ns, attr.size)
         with self._lock:
-            same = self._known.get(attr.ino) == version
+            before = self._known.get(attr.ino)
             self._known[attr.ino] = version
             self._known.move_to_end(attr.ino)
             if len(self._known) > VERSIONS_MAX:
                 self._known.popitem(last=False)
-        return same
+        return None if before is None else before == version
 
     def moved(self, before: Attr, after: Attr) -> None:
         """We changed the file ourselves: pages that showed `before` show `after`."""
@@ -158,7 +161,10 @@ class FileIO:
             attr = self.truncate(caller, file.ino, want)
         else:
             file.learn(attr, commits)
-        return Opened(fh, keep_cache=self._versions.still(attr), no_flush=not handle.writable)
+        same = self._versions.still(attr)
+        if same is False and not file.dirty:
+            self._forget_chunks(file)
+        return Opened(fh, keep_cache=bool(same), no_flush=not handle.writable)
 
     def release(self, fh: int) -> None:
         """The last close(2) of a handle."""
@@ -209,8 +215,19 @@ class FileIO:
         if writer is not None and writer.dirty:
             return max(writer.length, file.length)
         if end > file.length:
-            file.length = self._meta.getattr(ROOT_CALLER, file.ino).size
+            size = self._meta.getattr(ROOT_CALLER, file.ino).size
+            if size != file.length:
+                self._forget_chunks(file)
+            file.length = size
         return file.length
+
+    def _forget_chunks(self, file: OpenFile) -> None:
+        """Others changed the file: its slices are to be as new as its size.
+
+        News of one row may be on their way while another read has brought part of it already.
+        """
+        file.forget_chunks()
+        self._meta.forget_chunks([file.ino])
 
     def write(self, caller: Caller, fh: int, offset: int, data: memoryview, kill_suid: bool) -> int:
         """Take `data` for `offset`. Raises: EBADF, EFBIG, ENOSPC, and what earlier writes met."""

@@ -83,4 +83,4 @@ def data_numbers(budget: Budget, cache: MemCache, blocks: BlockStore) -> Numbers
 
 def object_numbers(verbs: Numbers) -> Numbers:
     """Requests to the object store by verb."""
-    return {f"object_{name}": value for name, value in verbs.items()}
+    return {f"object_{name}_total": value for name, value in verbs.items()}

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 import hiredis
 import redis
 
-from fsmeta.errors import Ambiguous, StoreError, StoreFull, Unavailable
+from fsmeta.errors import Ambiguous, Corrupt, StoreError, StoreFull, Unavailable
 from fsmeta.runtime import Runtime
 
 ANSWER_TIMEOUT_S: Final = 10.0  # a Redis that is silent for longer is taken for gone
@@ -223,6 +223,10 @@ def _translate(error: hiredis.ReplyError) -> StoreError:
     word = text.split(" ", 1)[0]
     if word == "NOSCRIPT":
         return NoScript(text)
+    if word == "CORRUPT":  # redis_commit.lua: `CORRUPT why at row R field F`
+        why, _, place = text.partition(" ")[2].rpartition(" at row ")
+        row, _, field = place.rpartition(" field ")
+        return Corrupt(row.encode(), field.encode(), why)
     return _ERRORS.get(word, Unexpected)(f"redis: {text}")
 
 

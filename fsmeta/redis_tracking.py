@@ -7,6 +7,7 @@ overdue or the connection breaks, everything believed is dropped at once.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -38,6 +39,7 @@ class Tracking:
         self._on_lost = on_lost
         self._client_id = 0  # of the listening connection; 0 while there is none
         self._attached = False
+        self._connection: RedisConnection | None = None  # the listening one
         self._stop = runtime.event()
         self._ready = runtime.event()
         self._thread = runtime.spawn("redis-tracking", self._run)
@@ -47,13 +49,12 @@ class Tracking:
         """Called on each new connection whose reads are to be watched."""
         self._attached = False
         self._listener(None)  # what an earlier connection had read is watched no more
-        if not self._client_id:
+        client_id = self._client_id
+        if not client_id:
             return
-        connection.send_command(
-            "CLIENT", "TRACKING", "ON", "REDIRECT", str(self._client_id), "NOLOOP"
-        )
+        connection.send_command("CLIENT", "TRACKING", "ON", "REDIRECT", str(client_id), "NOLOOP")
         connection.read_response()
-        self._attached = True
+        self._attached = self._client_id == client_id
 
     def healthy(self) -> bool:
         """Whether we hear of every change to what the attached connection has read."""
@@ -61,11 +62,17 @@ class Tracking:
 
     def close(self) -> None:
         self._stop.set()
+        connection = self._connection
+        if connection is not None and connection._sock is not None:
+            try:
+                connection._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            except OSError:
+                pass  # it is gone already
         self._thread.join(2 * _PING_EVERY_S)
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            connection = self._make()
+            connection = self._connection = self._make()
             try:
                 self._listen(connection)
             except (redis.RedisError, OSError):
@@ -81,6 +88,7 @@ class Tracking:
         client_id = int(connection.read_response())
         connection.send_command("SUBSCRIBE", _CHANNEL)
         connection.read_response()
+        self._attached = False
         self._client_id = client_id
         self._on_lost()  # connections made before now redirect elsewhere
         self._ready.set()

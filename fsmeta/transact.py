@@ -86,6 +86,19 @@ class Txn:
         self.reads[key] = value
         return value
 
+    def get_with(self, key: Key, witness: Key) -> tuple[bytes | None, bytes | None]:
+        """The value of `key`, and that of `witness` unless `key` is remembered.
+
+        For a value whose absence means nothing if the witness is absent, too.
+        """
+        value = self._cache.get(key[0], key[1], self._vouched_only)
+        if isinstance(value, Missing):
+            self._fetch([key, witness])
+            return self.reads[key], self.reads[witness]
+        self.cached = True
+        self.reads[key] = value
+        return value, b"remembered"
+
     def get_many(self, keys: Sequence[Key], along: Sequence[Key] = ()) -> list[bytes | None]:
         """The values of `keys`; one request for all that are not remembered.
 

@@ -37,8 +37,20 @@ _WORDS: Final = {
 @click.option(
     "--buffer-size", type=size, default=BUFFER_BYTES, show_default="300MiB", help="Memory cap."
 )
-@click.option("--threads", type=click.IntRange(1, 64), default=4, show_default=True)
-@click.option("--max-uploads", type=click.IntRange(1, 256), default=UPLOAD_THREADS)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Threads that always serve; more come while these are blocked.",
+)
+@click.option(
+    "--max-uploads",
+    type=click.IntRange(1, 256),
+    default=UPLOAD_THREADS,
+    show_default=True,
+    help="Uploads at once.",
+)
 @click.option(
     "--meta-timeout",
     type=SecondsType(1, 3600),
@@ -46,8 +58,20 @@ _WORDS: Final = {
     show_default=True,
     help="Seconds an operation waits for a metadata store that is away.",
 )
-@click.option("--heartbeat", type=SecondsType(0.1, 20), default=5.0, show_default=True)
-@click.option("--log", default=None, metavar="FILE", help="Log file of a mount in the background.")
+@click.option(
+    "--heartbeat",
+    type=SecondsType(0.1, 20),
+    default=5.0,
+    show_default=True,
+    help="Seconds between signs of life; a client without for 60 s is taken for dead.",
+)
+@click.option(
+    "--log",
+    default=None,
+    metavar="FILE",
+    help="Log to FILE; by default standard error or, in the background, "
+    "/var/log/slicefs.log (users: ~/.slicefs/slicefs.log).",
+)
 @click.option("--debug", is_flag=True, help="Log every request.")
 @click.pass_context
 def mount(

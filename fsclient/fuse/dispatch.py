@@ -6,8 +6,8 @@ neither threads nor the descriptor, so it is tested without a kernel.
 Errors. An OSError goes to the kernel as it is. Of the store's, as NFS and CephFS do:
     Unavailable, Ambiguous    EIO     retries are over by the time one gets here; no program expects
                                       ETIMEDOUT of read(2), and NFS soft mounts say EIO
-    Fenced                    ESTALE  what this mount knows is void, it must be made again (an NFS
-                                      server that forgot us says the same)
+    Fenced                    ESTALE  what this mount knew is void; it joins anew by itself, and the
+                                      program must look its names up again
     StoreFull                 ENOSPC
     LimitExceeded             EDQUOT  the verb should have named the errno; logged
     Corrupt                   EIO     and `on_corrupt` is told, which makes the mount read-only

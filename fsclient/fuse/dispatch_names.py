@@ -31,6 +31,9 @@ from fsclient.fuse.protocol import (
 )
 from fsmeta.types import NAME_MAX, Caller, Ino
 
+_NOTHING: Final = SetAttr()
+_KILL_SUID: Final = SetAttr(kill_suid=True)
+
 
 def _lookup(fs: FileSystem, caller: Caller, parent: Ino, name: bytes) -> bytes:
     return pack.entry_out(fs.lookup(caller, parent, name))
@@ -98,6 +101,13 @@ def _parse_setattr(view: memoryview, _end: int) -> tuple[SetAttr, int | None]:
 
 
 def _setattr(fs: FileSystem, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> bytes:
+    """A request for nothing comes before a write that drops S_ISUID: file_remove_privs().
+
+    The kernel keeps the mode of our answer and asks no more, so the bit must be gone in it, or who
+    overwrites a program could still run it as its owner. Root keeps the bit.
+    """
+    if want == _NOTHING and caller.uid != 0:
+        want = _KILL_SUID
     return pack.attr_out(fs.setattr(caller, ino, want, fh))
 
 

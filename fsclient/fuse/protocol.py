@@ -142,6 +142,6 @@ NOTIFY_INVAL_ENTRY: Final = 3
 NOTIFY_RESEND: Final = 7
 NOTIFY_INC_EPOCH: Final = 8  # Linux 6.16
 
-# statx(2)
+# masks of statx(2)
 STATX_BASIC_STATS: Final = 0x7FF
 STATX_BTIME: Final = 0x800

@@ -28,9 +28,15 @@ class Written(NamedTuple):
 
 
 def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
-    """The slices of one chunk, oldest first; none where the file has a hole or ends."""
+    """The slices of one chunk, oldest first; none where the file has a hole or ends.
+
+    Raises: ESTALE where there is no such file any more, which is no hole.
+    """
     del env
-    value = txn.get(schema.inode_row(ino), schema.chunk_field(index))
+    row, field = schema.inode_row(ino), schema.chunk_field(index)
+    value, file = txn.get_with((row, field), witness=(row, schema.VOLATILE_FIELD))
+    if file is None:
+        raise OSError(errno.ESTALE, f"inode {ino} is gone")
     return schema.unpack_slices(ino, index, value)
 
 

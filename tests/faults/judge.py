@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.load import content
-from tests.faults.program import REPOSITORY
+from tests.faults.program import REPOSITORY, wait_until
 
 END_S = 60.0
 
@@ -38,8 +38,8 @@ class Worker:
         self.done = 0  # operations, ever
         self.failure: dict[str, Any] | None = None  # the journal's last line, if one failed
 
-    def start(self) -> None:
-        """Make the directory if need be and begin to work in it."""
+    def launch(self) -> None:
+        """Make the directory if need be and have a process begin to work in it."""
         self.folder.mkdir(exist_ok=True)
         self._journal.write_text("")
         self._seed += 1
@@ -47,6 +47,10 @@ class Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.load", *arguments], cwd=REPOSITORY
         )
+
+    def await_start(self) -> None:
+        """Wait until it works."""
+        wait_until("the load begins", END_S, lambda: self._journal.stat().st_size > 0)
 
     def stop(self) -> None:
         """Tell it to end behind its operation."""
@@ -60,9 +64,6 @@ class Worker:
         assert self._process.wait(END_S) == 0, "the load process itself has failed"
         self._process = None
         self._read()
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def operations(self) -> int:
         """How many operations it has done since it was started."""
@@ -137,6 +138,14 @@ class Worker:
         self._files.pop(name, None)
         if now is not None:
             (self.folder / name).unlink()
+
+
+def start(workers: list[Worker]) -> None:
+    """Have all begin; returns when they work."""
+    for worker in workers:
+        worker.launch()
+    for worker in workers:
+        worker.await_start()
 
 
 def failing(workers: list[Worker]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.judge import Worker
+from tests.faults.judge import Worker, start
 from tests.faults.load import content
 from tests.faults.program import Volume, is_mounted, needs_mounts, slicefs, succeed, wait_until
 
@@ -40,8 +40,7 @@ def test_sigterm_under_load(served: Volume) -> None:
     workers = [Worker(mount.path / f"w{n}", served.base / f"journal{n}", n) for n in range(3)]
     try:
         for _ in range(3):
-            for worker in workers:
-                worker.start()
+            start(workers)
             time.sleep(1)
             os.kill(mount.pid, signal.SIGTERM)
             os.kill(mount.pid, signal.SIGTERM)

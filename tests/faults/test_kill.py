@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.faults.judge import Worker
+from tests.faults.judge import Worker, start
 from tests.faults.program import Mount, Volume, needs_mounts
 
 pytestmark = needs_mounts
@@ -41,8 +41,7 @@ def killing(volume: Volume, kills: int, seed: int) -> None:
 
 def kill_once(volume: Volume, mount: Mount, workers: list[Worker], load_s: float) -> Mount:
     """The next mount, whose contents are right."""
-    for worker in workers:
-        worker.start()
+    start(workers)
     time.sleep(load_s)
     mount.kill()
     for worker in workers:
@@ -64,5 +63,6 @@ def test_kill_with_sqlite(embedded: Volume) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_kill_often(served: Volume) -> None:
     killing(served, 200, seed=time.time_ns() % 1_000_000)

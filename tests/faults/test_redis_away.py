@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.faults.judge import Worker, failing
+from tests.faults.judge import Worker, failing, start
 from tests.faults.program import Volume, needs_mounts
 from tests.faults.redis_server import DurableRedis
 
@@ -42,8 +42,7 @@ def through(
     """Under load, have Redis go away for a while: nothing fails, nothing is lost."""
     served.format()
     served.mount()
-    for worker in workers:
-        worker.start()
+    start(workers)
     time.sleep(1)
     away()
     before = [worker.operations() for worker in workers]

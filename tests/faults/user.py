@@ -35,6 +35,8 @@ needs_namespaces = [
 ]
 
 _PREPARE = "set -e; mount --make-rprivate /"
+# a process namespace as well, so that nothing outlives the script, daemons included
+_APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
 
 
 def as_root(script: str, base: Path) -> Done:
@@ -44,7 +46,7 @@ def as_root(script: str, base: Path) -> Done:
         "B": str(base),
         "PATH": f"{Path(SLICEFS).parent}:/usr/sbin:/usr/bin:/bin",
     }
-    return _run(["unshare", "-m", "sh", "-c", f"{_PREPARE}\n{script}"], environment)
+    return _run([*_APART, f"{_PREPARE}\n{script}"], environment)
 
 
 def as_user(script: str, base: Path, prepare: str = "") -> Done:
@@ -62,7 +64,7 @@ def as_user(script: str, base: Path, prepare: str = "") -> Done:
         "PYTHONPATH": f"{base}/repo:{base}/site",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    return _run(["unshare", "-m", "sh", "-c", "\n".join(whole), "sh", script], environment)
+    return _run([*_APART, "\n".join(whole), "sh", script], environment)
 
 
 def _furnish(base: Path, home: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fsmeta.store import COMMIT_OPS_MAX, DELETE, DELETE_ROW, PUT, SCAN_PAGE, Store
+from fsmeta.store_sqlite import SqliteStore
 from tests.meta.engines import Engine, change
 
 ROW = b"tbig"
@@ -140,3 +141,22 @@ def test_scan_rows_under_change(engine: Engine) -> None:
         deletes = [(DELETE_ROW, b"tsome%d %d" % (turn - 1, n)) for n in range(50)]
         writer.commit(change(*deletes, *puts))
     assert stable <= found
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_scan_of_rows_does_not_read_on(engine: Engine) -> None:
+    """Regression: the last page of a prefix walked through every row behind it."""
+    store = engine.open()
+    assert isinstance(store, SqliteStore)
+    store.commit(change(*((PUT, b"t%d" % n, b"f", b"1") for n in range(_BATCH))))
+    store.commit(change((PUT, b"s1", b"f", b"1"), (PUT, b"s2", b"f", b"1")))
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    store._db.set_progress_handler(count, 100)
+    assert store.scan_rows(b"s").rows[-2:] == [b"s1", b"s2"]
+    assert steps < 10, "hundreds of steps of SQLite's machine"

@@ -1,6 +1,6 @@
 """Drivers for the tests: the model, tmpfs and the disk under the temporary directory.
 
-A mounted SliceFS becomes one more: a fixture that yields its `Driver`, named in DRIVERS.
+SliceFS's own drivers, with and without a kernel, are in `tests/posix/conftest`.
 """
 
 from __future__ import annotations

@@ -290,19 +290,19 @@ def steps_of_seed(
 
 
 def steps_of_numbers(
-    numbers: Sequence[Sequence[int]], sysctls: Sysctls | None = None
+    numbers: Sequence[Sequence[int]], sysctls: Sysctls | None = None, fuse: bool = False
 ) -> list[Step]:
     """One step for each list of numbers."""
-    generator = Generator(sysctls)
+    generator = Generator(sysctls, fuse)
     return [generator.step(Tape(some)) for some in numbers]
 
 
 def step_lists(
-    max_steps: int = 60, sysctls: Sysctls | None = None
+    max_steps: int = 60, sysctls: Sysctls | None = None, fuse: bool = False
 ) -> strategies.SearchStrategy[list[Step]]:
     """The same for Hypothesis: dropping a list drops a step, smaller numbers are plainer steps."""
     number = strategies.integers(0, 255)
     some = strategies.lists(number, min_size=4, max_size=14)
     return strategies.lists(some, min_size=1, max_size=max_steps).map(
-        lambda numbers: steps_of_numbers(numbers, sysctls)
+        lambda numbers: steps_of_numbers(numbers, sysctls, fuse)
     )

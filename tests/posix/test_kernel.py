@@ -6,9 +6,11 @@ import ctypes
 import errno
 import mmap
 import os
+import shutil
 import socket
 import stat
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +107,35 @@ def test_far_times(twins: Twins, time_ns: int, shown_ns: int) -> None:
     status = os.stat(path)
     assert (status.st_atime_ns, status.st_mtime_ns) == (shown_ns, shown_ns)
     path.unlink()
+
+
+def test_who_overwrites_a_setuid_program_is_not_its_owner(root: Path) -> None:
+    """The kernel, too, must know at once that S_ISUID is gone; nobody calls stat(2) meanwhile."""
+    program = root / "id"
+    shutil.copy("/usr/bin/id", program)
+    program.chmod(0o4777)
+    user = 60001
+
+    def who() -> int:
+        command = [str(program), "-u"]
+        return int(subprocess.run(command, user=user, check=True, capture_output=True).stdout)
+
+    assert who() == 0
+    subprocess.run(["/bin/sh", "-c", f"printf x >> {program}"], user=user, check=True)
+    assert who() == user
+
+
+def test_truncate_to_the_same_size(root: Path) -> None:
+    """truncate(2) leaves the times then, ftruncate(2) does not; as on tmpfs."""
+    path = root / "f"
+    path.write_bytes(b"12345")
+    before = _times(path)
+    os.truncate(path, 5)
+    assert _times(path) == before
+    with path.open("r+b") as file:
+        os.truncate(file.fileno(), 5)
+    assert _times(path)[0] > before[0]
+    assert _times(path)[1] > before[1]
 
 
 def test_capabilities_go_with_a_write(root: Path) -> None:

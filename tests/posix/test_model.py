@@ -30,13 +30,20 @@ def test_seed(name: str, seed: int, model: Driver, driver_of: Callable[[str], Dr
     demand_equal(steps, [model, driver_of(name)], times=True)
 
 
-@settings(
-    max_examples=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+_QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=_QUIET)
 @given(steps=step_lists(sysctls=SYSCTLS))
 def test_hypothesis(
     steps: list[Step], model: Driver, tmpfs: Driver, driver_of: Callable[[str], Driver]
 ) -> None:
     run_equal(steps, [model, tmpfs, driver_of("meta-mem"), driver_of("vfs-mem")])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=_QUIET)
+@given(steps=step_lists(sysctls=SYSCTLS, fuse=True))
+def test_hypothesis_mounted(
+    steps: list[Step], model: Driver, tmpfs: Driver, driver_of: Callable[[str], Driver]
+) -> None:
+    run_equal(steps, [model, tmpfs, *map(driver_of, MOUNTS)])

@@ -14,6 +14,7 @@ import pytest
 
 from fsclient import compactor, leader
 from fsdata import geometry
+from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
 from tests.sim.faults import CALM, Faults
 from tests.sim.harness import simulate
@@ -34,6 +35,22 @@ WINDOW_S = 20.0  # calamities come within so long
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
 LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
+
+
+EXPECTED = (
+    r"session \d+ has not been heard of",
+    r"session \d+ was ended by others",
+    r"gave up after",
+    r"no answer to a commit",
+    r"data written and not stored is lost",  # what is lost was never acknowledged: judged below
+)
+
+
+@pytest.fixture(autouse=True)
+def calamities_are_logged(log_watch: LogWatch) -> None:
+    """What the clients say of crashes, lost leases and stores that stay away."""
+    for pattern in EXPECTED:
+        log_watch.expect(pattern)
 
 
 @pytest.fixture(autouse=True)
