@@ -22,7 +22,7 @@ from fsdata.reader import FileReader
 from fsdata.writer import FileWriter, WriteSide
 from fsmeta.engine import Meta
 from fsmeta.runtime import Lock, Runtime
-from fsmeta.types import Attr, Dentry, Ino, Slice
+from fsmeta.types import ROOT_CALLER, Attr, Dentry, Ino, Slice
 
 CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does not vouch
 
@@ -96,14 +96,24 @@ class OpenFile:
 
     def _committed(self, index: int) -> list[Slice]:
         if self._meta.vouches_inode(self.ino):
-            return self._meta.read_chunk(self.ino, index)
+            return self._read_chunk(index)
         now = self._clock()
         chunks = self._chunks  # what is read now must not outlive a `forget_chunks` meanwhile
         known = chunks.get(index)
         if known is not None and now < known[0]:
             return known[1]
-        slices = self._meta.read_chunk(self.ino, index)
+        slices = self._read_chunk(index)
         chunks[index] = (now + CHUNKS_TTL_S, slices)
+        return slices
+
+    def _read_chunk(self, index: int) -> list[Slice]:
+        """Raises: ESTALE where the file has been purged, which must not read as a hole.
+
+        That happens to who lost its lease, and so what it held open.
+        """
+        slices = self._meta.read_chunk(self.ino, index)
+        if not slices:
+            self._meta.getattr(ROOT_CALLER, self.ino)
         return slices
 
     def forget_chunks(self) -> None:

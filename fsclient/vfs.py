@@ -280,8 +280,11 @@ class VFS:
             if not caller.checked:
                 raise
             raise OSError(errno.ESTALE, "groups that we don't know may say yes") from error
-        attr = self._meta.getattr(caller, attr.ino)
-        return self._entry(parent, name, attr), opened
+        try:
+            return self._entry(parent, name, self._meta.getattr(caller, attr.ino)), opened
+        except BaseException:
+            self.io.release(opened.fh)
+            raise
 
     def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
         if self._virtual.owns(ino):

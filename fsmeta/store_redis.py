@@ -24,7 +24,7 @@ from fsmeta.errors import (
     NotEmpty,
     Unavailable,
 )
-from fsmeta.redis_channel import ANSWER_TIMEOUT_S, Channel, NoScript, RedisConnection
+from fsmeta.redis_channel import Channel, NoScript, RedisConnection
 from fsmeta.redis_tracking import Tracking
 from fsmeta.runtime import Runtime
 from fsmeta.store import (
@@ -64,6 +64,7 @@ for i, row in ipairs(ARGV) do out[i] = redis.call('HGETALL', row) end
 return out
 """
 
+CONNECT_TIMEOUT_S: Final = 4.0  # for each step of a connection; a live server takes milliseconds
 SNAPSHOT_ROWS_MAX: Final = 16  # no verb reads more rows that must be of one moment
 
 _pack: Final = hiredis.pack_command
@@ -238,7 +239,10 @@ def _connection_maker(url: str) -> Callable[[], RedisConnection]:
     """How redis-py connects to `url`: redis://, rediss:// or unix://. Raises: ConfigError."""
     try:
         pool = redis.ConnectionPool.from_url(
-            url, protocol=2, socket_connect_timeout=5, socket_timeout=ANSWER_TIMEOUT_S
+            url,
+            protocol=2,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=CONNECT_TIMEOUT_S,
         )
     except ValueError as error:  # its text may quote the password
         raise ConfigError(

@@ -40,7 +40,11 @@ FORMAT = [
     ("sqlite:///{base}/empty testvol", "is a directory: name a file", 1),
     ("sqlite:///{base}/text testvol", "text: file is not a database", 1),
     (f"redis://me:{SECRET}@127.0.0.1:{CLOSED_PORT}/0 testvol", "can't reach redis://127.0.0.1", 1),
-    (f"redis://me:{SECRET}@127.0.0.1:port/0 testvol", "redis://127.0.0.1:port/0: Port could", 1),
+    (
+        f"redis://me:{SECRET}@127.0.0.1:port/0 testvol",
+        "can't read metadata URL redis://127.0.0.1:port/0: write",
+        1,
+    ),
     ("redis://nowhere.invalid/0 testvol", "can't reach redis://nowhere.invalid/0", 1),
     ("sqlite:///{base}/x.db ab", "'ab': use 3 to 63 of", 1),
     ("sqlite:///{base}/x.db Odd_Name", "'Odd_Name': use 3 to 63 of", 1),

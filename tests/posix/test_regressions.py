@@ -141,6 +141,22 @@ def test_stat_during_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
         vfs.release(ino, opened.fh)
 
 
+def test_what_has_been_purged_is_no_hole() -> None:
+    """A client that lost its lease lost the files it held: zeros were read from them."""
+    with inproc.client(inproc.memory()) as client:
+        vfs, meta = client.vfs, client.meta
+        entry, opened = vfs.create(ROOT_CALLER, ROOT_INO, b"f", FILE, os.O_RDWR)
+        assert entry.attr is not None
+        ino = entry.attr.ino
+        vfs.write(ROOT_CALLER, ino, opened.fh, 0, memoryview(b"12345"), False)
+        vfs.flush(ROOT_CALLER, ino, opened.fh)
+        vfs.unlink(ROOT_CALLER, ROOT_INO, b"f")
+        meta.purge([ino])
+        with pytest.raises(OSError, match=rf"^\[Errno {errno.ESTALE}\]"):
+            vfs.read(ROOT_CALLER, ino, opened.fh, 0, 5)
+        vfs.release(ino, opened.fh)
+
+
 def test_create_of_what_others_made_and_we_may_not_open() -> None:
     """Unknown groups may allow it: the kernel must look again. Without a kernel it is EACCES."""
     with inproc.client(inproc.memory()) as client:

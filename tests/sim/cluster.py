@@ -115,10 +115,13 @@ class Node:
     def now(self) -> float:
         return self._sim.monotonic()
 
+    def session_id(self) -> int:
+        session = self.client.meta.session
+        return 0 if session is None else session.id
+
     def has_session(self) -> bool:
         """Whether the volume knows it as alive."""
-        session = self.client.meta.session
-        return session is not None and schema.session_row(session.id) in self._rows
+        return schema.session_row(self.session_id()) in self._rows
 
     def cut(self, cut: bool) -> None:
         """Take the network away, or give it back."""
@@ -170,6 +173,7 @@ class Cluster:
             while not node.has_session():
                 assert self.sim.monotonic() < deadline, f"{node.name} does not come back"
                 self.sim.sleep(LOOK_S)
+        self.sim.sleep(LOOK_S)  # what is late arrives
 
     def drain(self) -> None:
         """Wait until all that has no name is deleted."""
@@ -183,8 +187,7 @@ class Cluster:
         found = {}
         for row in (schema.ORPHANS, schema.DEAD_SLICES):
             found[row] = [schema.id_of(field) for field in self.backend.rows.get(row, {})]
-        living = [node.client.meta.session for node in self.living()]
-        alive = {session.id for session in living if session is not None}
+        alive = {node.session_id() for node in self.living()}
         sessions = [schema.id_of(field) for field in self.backend.rows.get(schema.SESSIONS, {})]
         found[schema.SESSIONS] = [sid for sid in sessions if sid not in alive]
         return {row: ids for row, ids in found.items() if ids}

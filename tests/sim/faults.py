@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from fsmeta.errors import Ambiguous, StoreError, Unavailable
-from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, RowPage, Store
+from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, RowPage, Store, is_table
 from tests.sim.scheduler import SimProcess, SimRuntime
 
 T = TypeVar("T")
@@ -91,7 +91,12 @@ class Network:
 
 
 class FaultStore:
-    """A `Store` behind a `Network`, used by the threads of one process."""
+    """A `Store` behind a `Network`, used by the threads of one process.
+
+    A lost request or reply ends the connection, as with Redis: what the old one had read is watched
+    no more, so the listener is told that anything may have changed, and what the old one still
+    brings to pass is news like that of others.
+    """
 
     def __init__(
         self,
@@ -106,6 +111,8 @@ class FaultStore:
         self._store = store
         self._sim = sim
         self._process = process
+        self._listener: Listener | None = None
+        self._on_news: Listener | None = None  # brings news to it
         self._deaf = False  # the link for news is broken
         self._vouching = True  # as far as the client has noticed
 
@@ -140,21 +147,28 @@ class FaultStore:
         if net.happens(net.faults.refused):
             raise Unavailable("simulated: not accepted")
         if net.cut or net.happens(net.faults.request_lost):
-            raise Ambiguous("simulated: request lost")
+            self._lose_connection("request lost")
         if net.happens(net.faults.late):
             self._sim.spawn_in(None, "late commit", lambda: self._commit_late(commit))
-            raise Ambiguous("simulated: request delayed")
+            self._lose_connection("request delayed")
         net.serve(lambda: self._store.commit(commit))
         net.travel()
         if net.cut or net.happens(net.faults.reply_lost):
-            raise Ambiguous("simulated: reply lost")
+            self._lose_connection("reply lost")
+
+    def _lose_connection(self, why: str) -> NoReturn:
+        if self._listener is not None:
+            self._listener(None)
+        raise Ambiguous(f"simulated: {why}")
 
     def _commit_late(self, commit: Commit) -> None:
         self._sim.sleep(self.network.draw(self.network.faults.late_s))
         try:
             self._store.commit(commit)
         except StoreError:
-            pass  # nobody waits for this answer any more
+            return  # nobody waits for this answer any more
+        if self._on_news is not None:
+            self._on_news([write[1] for write in commit.writes if not is_table(write[1])])
 
     def sync(self) -> None:
         self.network.ask(self._store.sync)
@@ -185,6 +199,7 @@ class FaultStore:
             else:
                 self._sim.spawn_in(self._process, "watch delivers", lambda: deliver(rows))
 
+        self._listener, self._on_news = listener, on_news
         self._store.watch(on_news)
 
     def _is_dead(self) -> bool:

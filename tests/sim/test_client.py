@@ -31,6 +31,7 @@ Calamity = Callable[[Cluster, random.Random], None]
 TURNS = 24
 ACTORS = 2  # threads of a client
 WINDOW_S = 20.0  # calamities come within so long
+OUTAGE_S = 40.0  # longer than calls are repeated, shorter than a lease
 
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
@@ -109,10 +110,28 @@ def test_calm(sim_seed: int) -> None:
     simulate(sim_seed, lambda sim: _live(sim, sim_seed, Weather(), None))
 
 
-@pytest.mark.sim_seeds(150)
+@pytest.mark.sim_seeds(120)
 def test_bad_networks(sim_seed: int) -> None:
     weather = Weather(META, LATE_PUTS if sim_seed % 2 else DATA)
     simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, None))
+
+
+def _outages(cluster: Cluster, dice: random.Random) -> None:
+    """One of the stores is away for a client, for longer sometimes than calls are repeated."""
+    cluster.leaks = True
+    for _ in range(dice.randrange(1, 4)):
+        cluster.sim.sleep(dice.random() * WINDOW_S / 2)
+        victim = dice.choice(cluster.nodes)
+        network = dice.choice((victim.store, victim.objects, victim.objects)).network
+        network.cut = True
+        cluster.sim.sleep(dice.choice((1, 10, OUTAGE_S)))
+        network.cut = False
+
+
+@pytest.mark.sim_seeds(100)
+def test_outages(sim_seed: int) -> None:
+    weather = Weather() if sim_seed % 2 else Weather(META, DATA)
+    simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, _outages))
 
 
 def _crash(cluster: Cluster, dice: random.Random) -> None:
