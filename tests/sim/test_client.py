@@ -15,6 +15,7 @@ import pytest
 from fsclient import compactor, leader
 from fsdata import geometry
 from tests.conftest import LogWatch
+from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
 from tests.sim.faults import CALM, Faults
 from tests.sim.harness import simulate
@@ -35,6 +36,10 @@ OUTAGE_S = 40.0  # longer than calls are repeated, shorter than a lease
 
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
+TROUBLE = (  # log messages that are right where the world is bad
+    "^WARNING fsclient.(background|leader|client): |"
+    "^ERROR fsclient.file_io: inode .* data written and not stored is lost: "
+)
 LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
 
 
@@ -111,7 +116,8 @@ def test_calm(sim_seed: int) -> None:
 
 
 @pytest.mark.sim_seeds(120)
-def test_bad_networks(sim_seed: int) -> None:
+def test_bad_networks(sim_seed: int, log_watch: LogWatch) -> None:
+    log_watch.expect(TROUBLE)
     weather = Weather(META, LATE_PUTS if sim_seed % 2 else DATA)
     simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, None))
 
@@ -129,7 +135,8 @@ def _outages(cluster: Cluster, dice: random.Random) -> None:
 
 
 @pytest.mark.sim_seeds(100)
-def test_outages(sim_seed: int) -> None:
+def test_outages(sim_seed: int, log_watch: LogWatch) -> None:
+    log_watch.expect(TROUBLE)
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
     simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, _outages))
 
@@ -146,7 +153,8 @@ def _crash(cluster: Cluster, dice: random.Random) -> None:
 
 
 @pytest.mark.sim_seeds(150)
-def test_crashes(sim_seed: int) -> None:
+def test_crashes(sim_seed: int, log_watch: LogWatch) -> None:
+    log_watch.expect(TROUBLE)
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
     simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, _crash))
 
@@ -173,7 +181,8 @@ def _lose_leases(cluster: Cluster, dice: random.Random) -> None:
 
 
 @pytest.mark.sim_seeds(150)
-def test_lost_leases(sim_seed: int) -> None:
+def test_lost_leases(sim_seed: int, log_watch: LogWatch) -> None:
+    log_watch.expect(TROUBLE)
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
     simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, _lose_leases))
 

@@ -18,6 +18,7 @@ from fsmeta import schema
 from fsmeta.errors import ObjectMissing
 from fsmeta.ops.reclaim import CHUNKS_A_PURGE
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId
+from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
 from tests.sim.harness import simulate
 from tests.sim.posix import File, Posix
@@ -26,6 +27,13 @@ from tests.sim.scheduler import SimRuntime
 DATA = b"held to the end " * 1000
 ROUNDS_S = 6 * (HEARTBEAT_S + NEWS_S)  # time enough for a file and its slices to go
 SEEDS = pytest.mark.sim_seeds(12)
+
+AWAY = "has not been heard of|was ended by others|gave up after"  # log messages of those who were
+
+
+@pytest.fixture(autouse=True)
+def expects(log_watch: LogWatch) -> None:
+    log_watch.expect(AWAY)
 
 
 def _world(seed: int, body: Callable[[Cluster], None], clients: int) -> None:
