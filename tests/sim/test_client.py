@@ -15,7 +15,6 @@ import pytest
 from fsclient import compactor, leader
 from fsdata import geometry
 from tests.conftest import LogWatch
-from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
 from tests.sim.faults import CALM, Faults
 from tests.sim.harness import simulate
