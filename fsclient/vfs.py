@@ -331,9 +331,13 @@ class VFS:
                 raise OSError(errno.ENOTDIR, "not a directory")
             access.require(caller, attr, access.READ)
         fh = self.files.enter_dir(ino)
-        handle = self.files.dir_handle(fh)
-        self._read_dots(caller, handle)
-        self._read_page(handle)  # now rather than later: from here on we hear of changes
+        try:
+            handle = self.files.dir_handle(fh)
+            self._read_dots(caller, handle)
+            self._read_page(handle)  # now rather than later: from here on we hear of changes
+        except BaseException:
+            self.files.leave(fh)
+            raise
         cache, keep = self.coherence.listing(ino)
         return Opened(fh, keep_cache=keep, cache_dir=cache)
 
