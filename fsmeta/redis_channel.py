@@ -70,9 +70,11 @@ class _Link:
 
     def __init__(self, connection: RedisConnection, runtime: Runtime) -> None:
         assert connection._sock is not None
+        self._runtime = runtime
         self.connection = connection  # closes the socket when nobody refers to it any more
         self.sock = connection._sock
         # one TLS stream can't be written and read by two threads at once
+        self._descriptor = self.sock.fileno()
         self.exclusive = isinstance(self.sock, ssl.SSLSocket)
         self.receiving = runtime.lock()
         self.waiting: deque[_Slot] = deque()  # appended under the channel's _send
@@ -87,9 +89,14 @@ class _Link:
     def receive(self, slot: _Slot) -> None:
         """Read until `slot` has its answer, handing out the answers before it."""
         while not slot.done:
-            with self.receiving:
+            if not self.receiving.acquire(blocking=False):
+                self._runtime.will_wait()
+                self.receiving.acquire()
+            try:
                 while not slot.done:
                     self._receive_one()
+            finally:
+                self.receiving.release()
 
     def _receive_one(self) -> None:
         reply = self._reader.gets()
@@ -98,6 +105,10 @@ class _Link:
             slot.reply = reply
             slot.done = True
             return
+        if self.exclusive:
+            self._runtime.will_wait()  # TLS may hold input that the descriptor does not show
+        else:
+            self._runtime.await_input(self._descriptor)
         try:
             count = self.sock.recv_into(self._buffer)
         except OSError:

@@ -60,8 +60,24 @@ class Thread(Protocol):
     def is_alive(self) -> bool: ...
 
 
-class Runtime(Protocol):
-    """Where time, chance and threads come from."""
+class Waits(Protocol):
+    """Who wants to be told that threads wait."""
+
+    def will_wait(self) -> None:
+        """The calling thread is about to wait for something."""
+
+    def await_input(self, descriptor: int) -> None:
+        """It is about to receive. May wait until there is input."""
+
+
+class Runtime(Waits, Protocol):
+    """Where time, chance and threads come from.
+
+    Its own waits (sleep, conditions, events) say so; who waits otherwise calls `will_wait` before.
+    """
+
+    def tell(self, waits: Waits) -> None:
+        """Let `waits` know of every wait from now on."""
 
     def now_ns(self) -> int:
         """Wall-clock time in nanoseconds since the epoch."""
@@ -84,6 +100,41 @@ class Runtime(Protocol):
     def event(self) -> Event: ...
 
 
+class _Untold:
+    """Nobody wants to be told."""
+
+    def will_wait(self) -> None:
+        pass
+
+    def await_input(self, descriptor: int) -> None:
+        pass
+
+
+class _ToldCondition(threading.Condition):
+    """A condition whose waiters say so."""
+
+    def __init__(self, runtime: SystemRuntime) -> None:
+        super().__init__(threading.Lock())
+        self._runtime = runtime
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._runtime.will_wait()
+        return super().wait(timeout)
+
+
+class _ToldEvent(threading.Event):
+    """An event whose waiters say so."""
+
+    def __init__(self, runtime: SystemRuntime) -> None:
+        super().__init__()
+        self._runtime = runtime
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.is_set():
+            self._runtime.will_wait()
+        return super().wait(timeout)
+
+
 class SystemRuntime:
     """The real clock, the system's randomness and plain threads."""
 
@@ -91,9 +142,17 @@ class SystemRuntime:
         self._random = random.SystemRandom()
         self.now_ns = time.time_ns
         self.monotonic = time.monotonic
-        self.sleep = time.sleep
+        self.tell(_Untold())
         self.random = self._random.random
         self.random_bits = self._random.getrandbits
+
+    def tell(self, waits: Waits) -> None:
+        self.will_wait = waits.will_wait
+        self.await_input = waits.await_input
+
+    def sleep(self, seconds: float) -> None:
+        self.will_wait()
+        time.sleep(seconds)
 
     def spawn(self, name: str, body: Callable[[], None]) -> Thread:
         thread = threading.Thread(target=body, name=name, daemon=True)
@@ -104,10 +163,10 @@ class SystemRuntime:
         return threading.Lock()
 
     def condition(self) -> Condition:
-        return threading.Condition(threading.Lock())
+        return _ToldCondition(self)
 
     def event(self) -> Event:
-        return threading.Event()
+        return _ToldEvent(self)
 
 
 _CONFORMS: Callable[[], Runtime] = SystemRuntime

@@ -1,19 +1,22 @@
-"""The session's threads: a few that always serve, more while those are blocked.
+"""The session's threads: one reads requests, the others wait for their turn to.
 
-Called by the session. Python runs one thread at a time, so requests that need only the processor
-are served best by few threads (more of them cost up to a fifth of the write throughput: the kernel
-wakes sleepers in turn, and each brings a receive buffer that is cold). But a request that waits for
-a store occupies its thread, and while every thread waits nobody reads an INTERRUPT. So when none is
-left in readv(2), a watcher looks again a moment later: threads that are still at the same request
-are blocked, and are made up for. A surplus thread leaves when enough others are idle.
+Called by the session. Python runs one thread at a time, and handing over from core to core costs
+more than a short request (measured: four threads that read at once take 3.4 times the processor
+time of one). So the thread that reads a request serves it and reads the next. Only when it is about
+to wait for something else does it let the next thread read: at once before most waits, and while
+it waits for Redis when there is a request to read. Where a thread is blocked and has said nothing,
+a watcher notices after BLOCKED_S. While all threads are blocked it makes up for them with new ones,
+since somebody must read an INTERRUPT; a surplus thread leaves when enough others are idle.
 
-Threading. `serving` of the interrupt table says what each slot does; `_live` is what remains of the
-crew. Slots are given out by the watcher alone and given back by their workers.
+Threading. `serving` of the interrupt table says what each slot does; who holds `_turn` is `reader`.
+A reader that the watcher has replaced may still be in readv(2): then two read, which is no harm.
+Slots are given out by the watcher alone and given back by their workers.
 """
 
 from __future__ import annotations
 
 import logging
+import select
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -25,6 +28,9 @@ from fsmeta.runtime import Runtime
 log = logging.getLogger(__name__)
 
 BLOCKED_S: Final = 0.005  # longer at one request than any that needs only the processor
+ASLEEP_AFTER: Final = 20  # looks of the watcher at a session without requests
+NOBODY: Final = -1
+_AWAIT_MS: Final = 1000  # then whoever waits for input does so without watching for requests
 
 
 class Crew:
@@ -35,19 +41,25 @@ class Crew:
         runtime: Runtime,
         interrupts: Interrupts,
         hire: Callable[[int, Crew], Worker],
+        descriptor: int,
         least: int,
         most: int,
     ) -> None:
-        """`hire` makes the worker of a slot."""
+        """`hire` makes the worker of a slot; requests are read from `descriptor`."""
         assert 0 < least <= most
         self._runtime = runtime
         self._interrupts = interrupts
         self._hire = hire
+        self._descriptor = descriptor
         self._least = least
         self._most = most
         self._lock = runtime.lock()
         self._live = 0  # guarded by _lock
-        self._saturated = runtime.event()
+        self._turn = runtime.lock()
+        self.reader = NOBODY  # the slot whose turn it is to read; written under _lock
+        self._polls: dict[tuple[int, int], select.poll] = {}  # by slot and descriptor
+        self._busy = runtime.event()
+        self.watched = False  # the watcher looks again soon
         self.stop = Stop()
         self.ended = runtime.event()
 
@@ -56,12 +68,48 @@ class Crew:
         self._live = self._least
         for slot in range(self._least):
             self._spawn(slot)
-        if self._most > self._least:
-            self._runtime.spawn("fuse-crew", self._watch)
+        self._runtime.spawn("fuse-crew", self._watch)
 
-    def nobody_reads(self) -> None:
-        """Told by a worker that has taken a request and left nobody to take the next."""
-        self._saturated.set()
+    def watch(self) -> None:
+        """There are requests: let the watcher look."""
+        self._busy.set()
+
+    # --- whose turn it is ------------------------------------------------------------------------
+
+    def take_turn(self, slot: int) -> None:
+        """Return when `slot` is to read."""
+        self._turn.acquire()
+        with self._lock:
+            self.reader = slot
+
+    def give_turn(self, slot: int) -> None:
+        """Let the next one read, if it is the turn of `slot`."""
+        with self._lock:
+            if self.reader != slot:
+                return
+            self.reader = NOBODY
+        self._turn.release()
+
+    def will_wait(self) -> None:
+        """The calling thread is about to wait."""
+        slot = self._interrupts.slot()
+        if slot is not None and slot == self.reader:
+            self.give_turn(slot)
+
+    def await_input(self, descriptor: int) -> None:
+        """The calling thread is about to receive: keep its turn while nobody asks for anything."""
+        slot = self._interrupts.slot()
+        if slot is None or slot != self.reader:
+            return
+        poll = self._polls.get((slot, descriptor))
+        if poll is None:
+            poll = self._polls[slot, descriptor] = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.register(self._descriptor, select.POLLIN)
+        if not any(ready == descriptor for ready, _ in poll.poll(_AWAIT_MS)):
+            self.give_turn(slot)
+
+    # --- how many there are ----------------------------------------------------------------------
 
     def is_surplus(self, slot: int) -> bool:
         """Whether the worker of `slot`, between two requests, should leave."""
@@ -84,24 +132,43 @@ class Crew:
             self._leave(slot)
 
     def _leave(self, slot: int) -> None:
+        self.give_turn(slot)
         with self._lock:
             self._interrupts.leave(slot)
             self._live -= 1
             last = self._live == 0
         if last:
             self.ended.set()
-            self._saturated.set()
+            self._busy.set()
 
     def _watch(self) -> None:
-        """Make up for blocked threads while nobody reads."""
-        serving = self._interrupts.serving
+        """Look at the workers every BLOCKED_S while there are requests."""
         while not self.ended.is_set():
-            self._saturated.wait()
-            self._saturated.clear()
-            while IDLE not in serving and not self.ended.is_set():
-                before = list(serving)
-                self._runtime.sleep(BLOCKED_S)
-                self._make_up(before)
+            self._busy.wait()
+            self._busy.clear()
+            self.watched = True
+            quiet = 0
+            while quiet < ASLEEP_AFTER and not self.ended.is_set():
+                quiet = 0 if self._look() else quiet + 1
+            self.watched = False
+            if not self._is_quiet():
+                self._busy.set()
+
+    def _is_quiet(self) -> bool:
+        """Whether no request is being served."""
+        return all(unique in (ABSENT, IDLE) for unique in self._interrupts.serving)
+
+    def _look(self) -> bool:
+        """Replace a reader that is blocked, make up for blocked workers; whether any were busy."""
+        serving = self._interrupts.serving
+        before = list(serving)
+        self._runtime.sleep(BLOCKED_S)
+        reader = self.reader
+        if reader != NOBODY and serving[reader] == before[reader] != IDLE:
+            self.give_turn(reader)
+        if IDLE not in serving:
+            self._make_up(before)
+        return not self._is_quiet()
 
     def _make_up(self, before: list[int]) -> None:
         """Spawn until `least` threads are not at what they served `before`."""

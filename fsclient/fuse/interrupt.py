@@ -37,6 +37,10 @@ class Interrupts:
         """Bind the calling thread to `slot`."""
         _slot.set(slot)
 
+    def slot(self) -> int | None:
+        """The slot of the calling thread, if it is a worker."""
+        return _slot.get(None)
+
     def leave(self, slot: int) -> None:
         """The calling thread serves no more."""
         self.serving[slot] = ABSENT

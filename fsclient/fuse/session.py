@@ -69,7 +69,9 @@ class Session:
         most = max(self._config.threads, self._config.threads_max)
         self._interrupts = Interrupts(most)
         self._stats = [SlotStats() for _ in range(most)]
-        self._crew = Crew(runtime, self._interrupts, self._hire, self._config.threads, most)
+        self._crew = Crew(
+            runtime, self._interrupts, self._hire, self._fd, self._config.threads, most
+        )
         self._max_write_bytes = self._config.wants.max_write_bytes
         self._dispatcher = Dispatcher(fs)
         self.notifier = KernelNotifier(self._fd)
@@ -93,6 +95,7 @@ class Session:
             self._config.trace,
         )
         self._max_write_bytes = agreed.max_write_bytes
+        self._runtime.tell(self._crew)
         self._crew.start()
         return agreed
 

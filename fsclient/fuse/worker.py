@@ -47,7 +47,12 @@ class Stop:
 class Roster(Protocol):
     """Who else serves: the crew, as a worker sees it."""
 
-    def nobody_reads(self) -> None: ...
+    reader: int
+    watched: bool
+
+    def watch(self) -> None: ...
+    def take_turn(self, slot: int) -> None: ...
+    def give_turn(self, slot: int) -> None: ...
     def is_surplus(self, slot: int) -> bool: ...
 
 
@@ -83,9 +88,14 @@ class Worker:
         serving = self._interrupts.serving
         roster, buffers = self._roster, [view]
         caller = _NOBODY
-        interrupt = Opcode.INTERRUPT
-        while not stop.requested and not roster.is_surplus(slot):
+        interrupt, read, write = Opcode.INTERRUPT, Opcode.READ, Opcode.WRITE
+        while not stop.requested:
             serving[slot] = IDLE
+            if roster.reader != slot:
+                if roster.is_surplus(slot):
+                    return
+                roster.take_turn(slot)
+                continue
             try:
                 os.readv(fd, buffers)
             except OSError as error:
@@ -97,8 +107,8 @@ class Worker:
             begun = clock()
             end, opcode, unique, ino, uid, gid, pid, extended = abi.IN_HEADER.unpack_from(view)
             serving[slot] = unique
-            if IDLE not in serving:
-                roster.nobody_reads()
+            if not roster.watched:
+                roster.watch()
             if opcode == interrupt:
                 self._interrupt(unique)
                 continue
@@ -110,6 +120,8 @@ class Worker:
                 caller = Caller(uid, gid, (), pid, True)
             if opcode >= OPCODES:
                 opcode = _NO_OPCODE
+            elif opcode == write or opcode == read:
+                roster.give_turn(slot)  # bytes are copied without the interpreter's lock
             answer = serve(opcode, caller, ino, view, end)
             counts[opcode] += 1
             seconds[opcode] += clock() - begun

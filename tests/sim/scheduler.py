@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from fsmeta.runtime import Condition, Event, Lock, Runtime, Thread
+from fsmeta.runtime import Condition, Event, Lock, Runtime, Thread, Waits
 from tests.sim.core import START_NS, STEPS_MAX, Crashed, Scheduler, Task
 from tests.sim.primitives import SimCondition, SimEvent, SimLock, SimThread
 
@@ -71,6 +71,15 @@ class SimRuntime:
         else:
             scheduler.block(scheduler.deadline(seconds))
 
+    def tell(self, waits: Waits) -> None:
+        """Nobody reads requests here."""
+
+    def will_wait(self) -> None:
+        """Nobody wants to know."""
+
+    def await_input(self, descriptor: int) -> None:
+        raise NotImplementedError("no descriptors in a simulation")
+
     def spawn(self, name: str, body: Callable[[], None]) -> Thread:
         """Start a thread in the process of the caller."""
         current = self.scheduler.current
@@ -105,6 +114,9 @@ class SimProcess:
         self._skew_ns = skew_ns
         self.monotonic = sim.monotonic
         self.sleep = sim.sleep
+        self.tell = sim.tell
+        self.will_wait = sim.will_wait
+        self.await_input = sim.await_input
         self.random = sim.random
         self.random_bits = sim.random_bits
         self.lock = sim.lock
