@@ -18,18 +18,19 @@ and holds nothing while it talks to the kernel.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fsclient.filesystem import Entry, Notifier, Stat
 from fsmeta import schema
 from fsmeta.engine import Meta
 from fsmeta.runtime import Runtime, Thread
-from fsmeta.types import Attr, Ino
+from fsmeta.types import Attr, Dentry, Ino
 
 LONG_S: Final = 3600.0
 SHORT_S: Final = 1.0
 AGAIN_AFTER_S: Final = 0.05
+_DOTS: Final = (b".", b"..")
 LEASES_MAX: Final = 500_000  # of each kind, about 50 MB; then all are taken back at once
 
 
@@ -81,9 +82,18 @@ class Coherence:
         """Attributes with the time the kernel may believe them."""
         return Stat(attr, SHORT_S if self._notifier is None else self._attr_ttl(attr.ino))
 
+    def _make_room(self) -> None:
+        """Where there are too many leases, begin anew: most are of what nobody uses any more."""
+        if max(len(self._inodes), self._name_count) >= LEASES_MAX:
+            self._changed(None)
+
+    def _names_of(self, parent: Ino) -> set[bytes]:
+        """The leased names of a directory, to be added to."""
+        names = self._names.get(parent)
+        return self._names.setdefault(parent, set()) if names is None else names
+
     def _attr_ttl(self, ino: Ino) -> float:
-        if len(self._inodes) >= LEASES_MAX:
-            self._changed(None)  # begin anew: most of them are of what nobody uses any more
+        self._make_room()
         while True:
             inodes = self._inodes
             inodes.add(ino)
@@ -92,13 +102,8 @@ class Coherence:
                 return ttl
 
     def _name_ttl(self, parent: Ino, name: bytes, otherwise: float) -> float:
-        if self._name_count >= LEASES_MAX:
-            self._changed(None)
-            return otherwise
         while True:
-            names = self._names.get(parent)
-            if names is None:
-                names = self._names.setdefault(parent, set())
+            names = self._names_of(parent)
             if name not in names:
                 self._name_count += 1
                 names.add(name)
@@ -106,15 +111,36 @@ class Coherence:
             if self._names.get(parent) is names:
                 return ttl
 
-    def held(self, parent: Ino, name: bytes, ino: Ino) -> bool:
-        """Whether the kernel may still believe name and attributes, so a listing need not repeat
-        them."""
-        return (
-            ino in self._inodes
-            and name in self._names.get(parent, ())
-            and self._meta.vouches_inode(ino)
-            and self._meta.vouches_names(parent)
-        )
+    def entries(self, parent: Ino, found: Mapping[bytes, Attr]) -> dict[bytes, Entry]:
+        """`entry` for many names of a directory at once."""
+        if self._notifier is None:
+            return {name: Entry(attr, SHORT_S, SHORT_S) for name, attr in found.items()}
+        self._make_room()
+        inos = {attr.ino for attr in found.values()}
+        while True:
+            inodes, names = self._inodes, self._names_of(parent)
+            before = len(names)
+            names.update(found)
+            inodes.update(inos)
+            self._name_count += len(names) - before
+            name_ttl = LONG_S if self._meta.vouches_names(parent) else SHORT_S
+            long = self._meta.vouched_inodes(inos)
+            taken = inodes is not self._inodes or self._names.get(parent) is not names
+            if not taken and inos <= inodes:
+                break
+        return {
+            name: Entry(attr, name_ttl, LONG_S if attr.ino in long else SHORT_S)
+            for name, attr in found.items()
+        }
+
+    def unknown(self, parent: Ino, names: Sequence[Dentry]) -> list[Dentry]:
+        """Those of a listing, without `.` and `..`, that the kernel may not still believe."""
+        names = [dentry for dentry in names if dentry.name not in _DOTS]
+        held = self._names.get(parent)
+        if not held or not self._meta.vouches_names(parent):
+            return names
+        inos = self._meta.vouched_inodes(dentry.ino for dentry in names) & self._inodes
+        return [dentry for dentry in names if dentry.name not in held or dentry.ino not in inos]
 
     def listing(self, ino: Ino) -> tuple[bool, bool]:
         """Whether the kernel may keep the listing of a directory that is being opened, and whether

@@ -9,14 +9,13 @@ Threading: any method may be called from any thread, several at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from fsmeta.types import Attr, Caller, FileType, Ino, SetAttr, StatFs
+from fsmeta.types import Attr, Caller, Dentry, Ino, SetAttr, StatFs
 
 __all__ = [
     "Buffer",
-    "DirItem",
     "Entry",
     "FileSystem",
     "Notifier",
@@ -55,16 +54,6 @@ class Opened(NamedTuple):
     direct_io: bool = False  # every read and write comes to us
     cache_dir: bool = False  # the kernel may keep this listing
     no_flush: bool = False  # close(2) need not tell us
-
-
-class DirItem(NamedTuple):
-    """One directory entry; `entry` only where the kernel asked for attributes too (readdirplus)."""
-
-    name: bytes
-    ino: Ino
-    type: FileType
-    cookie: int  # where reading continues after this one; never 0
-    entry: Entry | None
 
 
 class FileSystem(Protocol):
@@ -124,11 +113,14 @@ class FileSystem(Protocol):
     def release(self, ino: Ino, fh: int) -> None: ...
     def opendir(self, caller: Caller, ino: Ino) -> Opened: ...
     def readdir(
-        self, caller: Caller, ino: Ino, fh: int, cookie: int, plus: bool
-    ) -> Iterator[DirItem]:
-        """Entries after `cookie` (0: from the start); the transport takes as many as fit.
+        self, caller: Caller, ino: Ino, fh: int, begin: int, at_most: int
+    ) -> Sequence[Dentry]:
+        """Some of the names behind the first `begin`, `.` and `..` included; none at the end."""
 
-        With `plus`, an item carries an `entry` and each one taken counts as a lookup.
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+        """What names in directory `ino` lead to (readdirplus); each entry counts as a lookup.
+
+        None for `.` and `..`, for what the kernel holds already and for what has gone.
         """
 
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None: ...

@@ -13,12 +13,12 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from fsclient.coherence import Coherence
 from fsclient.file_io import DataSide, FileIO
-from fsclient.filesystem import Buffer, DirItem, Entry, FileSystem, Opened, Stat
+from fsclient.filesystem import Buffer, Entry, FileSystem, Opened, Stat
 from fsclient.open_files import DirHandle, OpenFile, OpenFiles
 from fsclient.virtual import VirtualFiles
 from fsmeta import access
@@ -40,7 +40,6 @@ from fsmeta.types import (
 )
 
 REMOVED_MAX: Final = 10_000  # inodes without names that the kernel has not forgotten; about 4 MB
-ATTRS_AT_ONCE: Final = 128  # entries of a plus page; the kernel's buffer holds 25 to 250
 
 INFO_XATTR: Final = b"user.slicefs.info"  # answers `slicefs info`; not stored, not listed
 INFO_CHUNKS_MAX: Final = 64  # what fits in an xattr value of 64 KiB when chunks are tidy
@@ -342,33 +341,27 @@ class VFS:
         return Opened(fh, keep_cache=keep, cache_dir=cache)
 
     def readdir(
-        self, caller: Caller, ino: Ino, fh: int, cookie: int, plus: bool
-    ) -> Iterator[DirItem]:
+        self, caller: Caller, ino: Ino, fh: int, begin: int, at_most: int
+    ) -> Sequence[Dentry]:
+        del ino
         handle = self.files.dir_handle(fh)
-        if cookie == 0 and handle.begun:
+        if begin == 0 and handle.begun:
             handle.rewind()
             self._read_dots(caller, handle)
         handle.begun = True
-        at = cookie
-        while True:
-            while at >= len(handle.entries) and handle.cursor is not None:
-                self._read_page(handle)
-            page = handle.entries[at : at + ATTRS_AT_ONCE]
-            if not page:
-                return
-            attrs = self._attrs_of(ino, page[max(0, 2 - at) :]) if plus else {}
-            for name, child, kind in page:
-                at += 1
-                # the kernel asks for the attributes of `.` and `..` itself when it wants them
-                attr = attrs.get(child) if at > 2 else None
-                entry = None if attr is None else self._entry(ino, name, attr)
-                yield DirItem(name, child, kind, at, entry)
+        while begin >= len(handle.entries) and handle.cursor is not None:
+            self._read_page(handle)
+        return handle.entries[begin : begin + at_most]
 
-    def _attrs_of(self, parent: Ino, page: list[Dentry]) -> dict[Ino, Attr]:
-        """Attributes for a listing, of what the kernel does not hold already."""
-        held = self.coherence.held
-        inos = [ino for name, ino, _ in page if not held(parent, name, ino)]
-        return self._meta.attrs(inos) if inos else {}
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+        unknown = self.coherence.unknown(ino, names)
+        attrs = self._meta.attrs([child for _, child, _ in unknown]) if unknown else {}
+        found = {name: attrs[child] for name, child, _ in unknown if child in attrs}
+        entries = self.coherence.entries(ino, found)
+        for name, attr in found.items():
+            if self.files.get(attr.ino) is not None:
+                entries[name] = self._entry(ino, name, attr)
+        return [entries.get(name) for name, _, _ in names]
 
     def _read_dots(self, caller: Caller, handle: DirHandle) -> None:
         ino = handle.file.ino

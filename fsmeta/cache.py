@@ -138,6 +138,10 @@ class RowCache:
             return None
         return value
 
+    def vouched(self, row: bytes) -> Mapping[bytes, bytes | None] | None:
+        """What is remembered of a row that the store vouches for; None where it does not."""
+        return self._rows.get(row) if row in self._vouched else None
+
     def is_vouched(self, row: bytes) -> bool:
         """Whether the store has promised to tell us when others change `row`."""
         return row in self._vouched

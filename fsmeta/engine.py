@@ -119,6 +119,10 @@ class Meta:
         """Whether we will hear of any change by others to what `getattr` says of `ino`."""
         return self.cache.is_vouched(schema.inode_row(ino))
 
+    def vouched_inodes(self, inos: Iterable[Ino]) -> set[Ino]:
+        """Those of `inos` that `vouches_inode` says yes to."""
+        return {ino for ino in inos if self.cache.is_vouched(schema.inode_row(ino))}
+
     def vouches_names(self, ino: Ino) -> bool:
         """Whether we will hear of any change by others to the names in directory `ino`."""
         return self.cache.is_vouched(schema.dir_row(ino))
@@ -126,7 +130,8 @@ class Meta:
     # --- names -----------------------------------------------------------------------------------
 
     def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Attr:
-        return self._view(lookup.lookup, caller, parent, name)
+        known = lookup.known_name(self.cache, parent, name) if caller.checked else None
+        return known or self._view(lookup.lookup, caller, parent, name)
 
     def create(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int = 0) -> Attr:
         """A new file, directory, fifo, socket or device, as the S_IFMT bits of `mode` say."""
@@ -175,11 +180,11 @@ class Meta:
     # --- attributes ------------------------------------------------------------------------------
 
     def getattr(self, caller: Caller, ino: Ino) -> Attr:
-        return self._view(lookup.getattr_, caller, ino)
+        return lookup.known_attr(self.cache, ino) or self._view(lookup.getattr_, caller, ino)
 
     def open(self, caller: Caller, ino: Ino) -> Attr:
         """The attributes of a file that is being opened, asked anew unless the store vouches."""
-        return self._view(lookup.open_, caller, ino)
+        return lookup.known_attr(self.cache, ino) or self._view(lookup.open_, caller, ino)
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
         if want.size is not None:

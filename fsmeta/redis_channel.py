@@ -17,7 +17,7 @@ import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import hiredis
@@ -56,13 +56,18 @@ class RedisConnection(Protocol):
 
 
 class _Slot:
-    """One request that waits for its answer."""
+    """Requests sent together that wait for their answers."""
 
-    __slots__ = ("done", "reply")
+    __slots__ = ("left", "replies")
 
-    def __init__(self) -> None:
-        self.reply: Any = None
-        self.done = False
+    def __init__(self, count: int) -> None:
+        self.replies: list[Any] = []
+        self.left = count
+
+    def take(self, reply: Any) -> None:
+        """One more answer; the last thing it does is to say so."""
+        self.replies.append(reply)
+        self.left -= 1
 
 
 class _Link:
@@ -88,12 +93,12 @@ class _Link:
 
     def receive(self, slot: _Slot) -> None:
         """Read until `slot` has its answer, handing out the answers before it."""
-        while not slot.done:
+        while slot.left:
             if not self.receiving.acquire(blocking=False):
                 self._runtime.will_wait()
                 self.receiving.acquire()
             try:
-                while not slot.done:
+                while slot.left:
                     self._receive_one()
             finally:
                 self.receiving.release()
@@ -101,9 +106,7 @@ class _Link:
     def _receive_one(self) -> None:
         reply = self._reader.gets()
         if reply is not False:
-            slot = self.waiting.popleft()
-            slot.reply = reply
-            slot.done = True
+            self.waiting.popleft().take(reply)
             return
         if self.exclusive:
             self._runtime.will_wait()  # TLS may hold input that the descriptor does not show
@@ -130,9 +133,7 @@ class _Link:
         """Nobody who waits here will be answered."""
         self.hang_up()
         while self.waiting:
-            slot = self.waiting.popleft()
-            slot.reply = _LOST
-            slot.done = True
+            self.waiting.popleft().take(_LOST)
 
 
 _LOST: Final = object()
@@ -162,25 +163,23 @@ class Channel:
         Raises: Unavailable before it was sent, Ambiguous when its answer was lost, StoreError for
         an error reply.
         """
-        return self._exchange(packed, (_Slot(),))[0]
+        return self.request_many(packed, 1)[0]
 
-    def request_many(self, packed: Sequence[bytes]) -> list[Any]:
-        """The replies to several packed requests sent together. Raises: as `request`."""
-        return self._exchange(b"".join(packed), tuple(_Slot() for _ in packed))
-
-    def _exchange(self, packed: bytes, slots: tuple[_Slot, ...]) -> list[Any]:
+    def request_many(self, packed: bytes, count: int) -> list[Any]:
+        """The replies to `count` packed requests sent together. Raises: as `request`."""
+        slot = _Slot(count)
         with self._send:
             link = self._ready_link()
             self.requests += 1
-            link.waiting.extend(slots)
+            link.waiting.extend([slot] * count)
             try:
                 link.sock.sendall(packed)
             except OSError:
                 link.hang_up()
             if link.exclusive:
-                link.receive(slots[-1])
-        link.receive(slots[-1])
-        return [_answer(slot.reply) for slot in slots]
+                link.receive(slot)
+        link.receive(slot)
+        return [_answer(reply) for reply in slot.replies]
 
     def reset(self) -> None:
         """Let the next request begin on a new connection."""

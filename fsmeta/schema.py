@@ -200,6 +200,11 @@ class Stable(NamedTuple):
 
 def unpack_stable(ino: int, a: bytes) -> Stable:
     """Raises: Corrupt."""
+    return Stable._make(_stable_values(ino, a))
+
+
+def _stable_values(ino: int, a: bytes) -> tuple[int, ...]:
+    """The values of `Stable`."""
     try:
         version, mode, uid, gid, parent, btime = _ATTR.unpack_from(a)
         rdev = flags = 0
@@ -211,7 +216,7 @@ def unpack_stable(ino: int, a: bytes) -> Stable:
         raise Corrupt(inode_row(ino), ATTR_FIELD, f"version {version}")
     if mode >> 12 not in _TYPES:
         raise Corrupt(inode_row(ino), ATTR_FIELD, f"mode {mode:o}")
-    return Stable(mode, uid, gid, rdev, flags, parent, btime - _EPOCH)
+    return mode, uid, gid, rdev, flags, parent, btime - _EPOCH
 
 
 def unpack_inode(ino: Ino, a: bytes, v: bytes) -> Attr:
@@ -225,17 +230,8 @@ def unpack_inode(ino: Ino, a: bytes, v: bytes) -> Attr:
         raise Corrupt(inode_row(ino), VOLATILE_FIELD, f"length {len(v)}") from error
     if version != _VOLATILE_V1:
         raise Corrupt(inode_row(ino), VOLATILE_FIELD, f"version {version}")
-    stable = unpack_stable(ino, a)
-    return Attr(
-        ino,
-        *stable,
-        size,
-        nlink,
-        used,
-        atime - _EPOCH,
-        mtime - _EPOCH,
-        ctime - _EPOCH,
-    )
+    times = (atime - _EPOCH, mtime - _EPOCH, ctime - _EPOCH)
+    return Attr._make((ino, *_stable_values(ino, a), size, nlink, used, *times))
 
 
 _TYPES: Final = {int(kind): kind for kind in FileType}  # a look-up is cheaper than FileType()

@@ -93,6 +93,11 @@ class Store(Protocol):
         They are of one moment, unless they are of more than 16 rows.
         """
 
+    def read_many(
+        self, rows: Sequence[bytes], fields: Sequence[bytes]
+    ) -> list[Sequence[bytes | None]]:
+        """The values of `fields` in each of many rows, each row at its own moment."""
+
     def read_linked(
         self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
     ) -> tuple[bytes | None, list[bytes | None]]:

@@ -100,6 +100,11 @@ class MemStore:
             self._enter([row for row, _ in keys])
             return [rows.get(row, {}).get(field) for row, field in keys]
 
+    def read_many(
+        self, rows: Sequence[bytes], fields: Sequence[bytes]
+    ) -> list[Sequence[bytes | None]]:
+        return [self.read([(row, field) for field in fields]) for row in rows]
+
     def read_linked(
         self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
     ) -> tuple[bytes | None, list[bytes | None]]:

@@ -132,11 +132,22 @@ class RedisStore:
     def _read_apart(self, wants: list[list[bytes]]) -> list[bytes | None]:
         """Many rows, each at its own moment: a script would register all its keys with each."""
         packed = [_pack((b"HMGET", *want)) for want in wants]  # type: ignore[arg-type]
+        return [value for values in self._ask_many(packed) for value in values]
+
+    def _ask_many(self, packed: Sequence[bytes]) -> list[Any]:
+        """Requests that change nothing, sent together."""
         try:
-            replies = self._main.request_many(packed)
+            return self._main.request_many(b"".join(packed), len(packed))
         except Ambiguous as error:
             raise Unavailable(str(error)) from error
-        return [value for values in replies for value in values]
+
+    def read_many(
+        self, rows: Sequence[bytes], fields: Sequence[bytes]
+    ) -> list[Sequence[bytes | None]]:
+        head = b"*%d\r\n$5\r\nHMGET\r\n" % (2 + len(fields))
+        tail = b"".join(b"$%d\r\n%b\r\n" % (len(field), field) for field in fields)
+        packed = [b"%b$%d\r\n%b\r\n%b" % (head, len(row), row, tail) for row in rows]
+        return self._ask_many(packed)
 
     def read_linked(
         self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]

@@ -90,6 +90,12 @@ class SqliteStore:
             with _snapshot(db):
                 return [_first(db, key) for key in keys]
 
+    def read_many(
+        self, rows: Sequence[bytes], fields: Sequence[bytes]
+    ) -> list[Sequence[bytes | None]]:
+        with self._using() as db, _snapshot(db):
+            return [[_first(db, (row, field)) for field in fields] for row in rows]
+
     def read_linked(
         self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
     ) -> tuple[bytes | None, list[bytes | None]]:

@@ -45,7 +45,11 @@ class FileType(IntEnum):
     @classmethod
     def of_mode(cls, mode: int) -> FileType:
         """The type that `st_mode` carries; plain permission bits mean a regular file."""
-        return cls((mode >> 12) & 0xF) if stat.S_IFMT(mode) else cls.REG
+        return _TYPES[mode >> 12 & 0xF]
+
+
+# a look-up is cheaper than FileType()
+_TYPES = {0: FileType.REG, **{int(kind): kind for kind in FileType}}
 
 
 class Attr(NamedTuple):
@@ -69,7 +73,7 @@ class Attr(NamedTuple):
     @property
     def type(self) -> FileType:
         """The type in `mode`."""
-        return FileType(self.mode >> 12)
+        return FileType.of_mode(self.mode)
 
     @property
     def is_dir(self) -> bool:

@@ -1,17 +1,15 @@
 """Requests about open files and directories: the rows of the opcode table and their handlers.
 
 Called through the table in `dispatch`. See `dispatch_names` for the shape of parsers and handlers.
-
-Directory pages. Every item taken from a readdirplus iterator counts as a lookup, so an item is only
-taken while the longest possible name still fits; the next request resumes at the last cookie.
+A cookie is the number of names before the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
-from fsclient.filesystem import DirItem, FileSystem
+from fsclient.filesystem import FileSystem
 from fsclient.fuse import abi, pack
 from fsclient.fuse.operation import Operation
 from fsclient.fuse.pack import Answer
@@ -22,12 +20,8 @@ from fsclient.fuse.protocol import (
     WRITE_KILL_SUIDGID,
     Opcode,
 )
-from fsmeta.errors import StoreError
-from fsmeta.types import NAME_MAX, Caller, Ino
+from fsmeta.types import Caller, Ino
 
-_PADDING: Final = tuple(b"\0" * (-length % 8) for length in range(8))  # behind a name, by len % 8
-_DIRENT_MAX: Final = abi.align8(abi.DIRENT.size + NAME_MAX)
-_DIRENTPLUS_MAX: Final = abi.align8(abi.DIRENTPLUS.size + NAME_MAX)
 _WRITE_DATA: Final = BODY + abi.WRITE_IN.size
 
 
@@ -118,47 +112,15 @@ def _opendir(fs: FileSystem, caller: Caller, ino: Ino, _flags: int, _kill_suid: 
     return pack.open_out(fs.opendir(caller, ino))
 
 
-def _readdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int) -> bytes:
-    return _page(fs.readdir(caller, ino, fh, cookie, False), size, _DIRENT_MAX, _dirent)
+def _readdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, begin: int, size: int) -> bytes:
+    names = fs.readdir(caller, ino, fh, begin, size // abi.DIRENT.size)
+    return pack.dirents(pack.fitting(names, size, abi.DIRENT.size), begin)
 
 
-def _readdirplus(
-    fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int
-) -> bytes:
-    return _page(fs.readdir(caller, ino, fh, cookie, True), size, _DIRENTPLUS_MAX, _direntplus)
-
-
-def _dirent(item: DirItem) -> bytes:
-    name, ino, kind, cookie, _ = item
-    return abi.DIRENT.pack(ino, cookie, len(name), kind)
-
-
-def _direntplus(item: DirItem) -> bytes:
-    name, ino, kind, cookie, entry = item
-    return abi.DIRENTPLUS.pack(*pack.direntplus_head(entry), ino, cookie, len(name), kind)
-
-
-def _page(
-    items: Iterator[DirItem], size: int, longest: int, head_of: Callable[[DirItem], bytes]
-) -> bytes:
-    """As many records as surely fit in `size`.
-
-    An error behind the first record is left for the next request to meet again: records taken have
-    been counted as lookups, so they must reach the kernel.
-    """
-    page: list[bytes] = []
-    room = size
-    try:
-        while room >= longest and (item := next(items, None)) is not None:
-            head = head_of(item)
-            name = item[0]
-            padding = _PADDING[len(name) & 7]
-            page += (head, name, padding)
-            room -= len(head) + len(name) + len(padding)
-    except (OSError, StoreError):
-        if not page:
-            raise
-    return b"".join(page)
+def _readdirplus(fs: FileSystem, caller: Caller, ino: Ino, fh: int, begin: int, size: int) -> bytes:
+    names = fs.readdir(caller, ino, fh, begin, size // abi.DIRENTPLUS.size)
+    taken = pack.fitting(names, size, abi.DIRENTPLUS.size)
+    return pack.dirents_plus(taken, fs.entries(ino, taken), begin)
 
 
 def _fsyncdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, _data_only: bool) -> bytes:

@@ -26,7 +26,7 @@ from fsclient.fuse.protocol import (
     STATX_BASIC_STATS,
     STATX_BTIME,
 )
-from fsmeta.types import NAME_MAX, Attr, StatFs
+from fsmeta.types import NAME_MAX, Attr, Dentry, StatFs
 
 Answer: TypeAlias = bytes | Sequence[Buffer]
 
@@ -38,6 +38,8 @@ UNLIMITED_SPACE_BYTES: Final = 1 << 50  # what df(1) shows of a volume without a
 UNLIMITED_INODES: Final = 10 << 20
 
 _NO_ATTR: Final = (0,) * 16
+_NO_ENTRY: Final = (0,) * 22
+_PADDING: Final = tuple(b"\0" * (-length % 8) for length in range(8))  # behind a name, by len % 8
 
 
 def _attr_fields(attr: Attr) -> tuple[int, ...]:
@@ -111,9 +113,35 @@ def _open_flags(opened: Opened) -> int:
     return flags
 
 
-def direntplus_head(entry: Entry | None) -> tuple[int, ...]:
-    """The entry of a readdirplus record; None, as for `.` and `..`, tells the kernel to skip it."""
-    return (0,) * 22 if entry is None else _entry_fields(entry)
+def fitting(names: Sequence[Dentry], size: int, head_bytes: int) -> Sequence[Dentry]:
+    """As many names from the beginning as fit in `size`, each behind a head and padded."""
+    for count, (name, _, _) in enumerate(names):
+        size -= abi.align8(head_bytes + len(name))
+        if size < 0:
+            return names[:count]
+    return names
+
+
+def dirents(names: Sequence[Dentry], begin: int) -> bytes:
+    """READDIR: names, the first of which is number `begin`."""
+    page: list[bytes] = []
+    for cookie, (name, ino, kind) in enumerate(names, begin + 1):
+        length = len(name)
+        page += (abi.DIRENT.pack(ino, cookie, length, kind), name, _PADDING[length & 7])
+    return b"".join(page)
+
+
+def dirents_plus(names: Sequence[Dentry], entries: Sequence[Entry | None], begin: int) -> bytes:
+    """READDIRPLUS: names with what they lead to; where that is None the kernel skips it."""
+    page: list[bytes] = []
+    for cookie, ((name, ino, kind), entry) in enumerate(
+        zip(names, entries, strict=True), begin + 1
+    ):
+        length = len(name)
+        fields = _NO_ENTRY if entry is None else _entry_fields(entry)
+        head = abi.DIRENTPLUS.pack(*fields, ino, cookie, length, kind)
+        page += (head, name, _PADDING[length & 7])
+    return b"".join(page)
 
 
 def statx_out(stat: Stat) -> bytes:

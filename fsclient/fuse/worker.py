@@ -88,7 +88,7 @@ class Worker:
         serving = self._interrupts.serving
         roster, buffers = self._roster, [view]
         caller = _NOBODY
-        interrupt, read, write = Opcode.INTERRUPT, Opcode.READ, Opcode.WRITE
+        interrupt, moving = Opcode.INTERRUPT, (Opcode.READ, Opcode.WRITE)
         while not stop.requested:
             serving[slot] = IDLE
             if roster.reader != slot:
@@ -120,7 +120,7 @@ class Worker:
                 caller = Caller(uid, gid, (), pid, True)
             if opcode >= OPCODES:
                 opcode = _NO_OPCODE
-            elif opcode == write or opcode == read:
+            elif opcode in moving:
                 roster.give_turn(slot)  # bytes are copied without the interpreter's lock
             answer = serve(opcode, caller, ino, view, end)
             counts[opcode] += 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fsmeta import schema
-from fsmeta.cache import Missing, RowCache
+from fsmeta.cache import RowCache
+from fsmeta.ops.lookup import known_attr
 from fsmeta.store import Page, Store
 from fsmeta.types import Attr, Dentry, Ino
 
@@ -24,30 +25,27 @@ def attrs(store: Store, cache: RowCache, inos: Sequence[Ino]) -> dict[Ino, Attr]
 
     Each is true by itself, at some moment; no commit relies on them.
     """
-    rows = {ino: schema.inode_row(ino) for ino in inos}
     found: dict[Ino, Attr] = {}
     unknown: list[Ino] = []
-    for ino, row in rows.items():
-        a = cache.get(row, schema.ATTR_FIELD, True)
-        v = cache.get(row, schema.VOLATILE_FIELD, True)
-        if isinstance(a, Missing) or isinstance(v, Missing):
+    for ino in inos:
+        attr = known_attr(cache, ino)
+        if attr is None:
             unknown.append(ino)
-        elif a is not None and v is not None:
-            found[ino] = schema.unpack_inode(ino, a, v)
+        else:
+            found[ino] = attr
     if unknown:
-        found.update(_fetch_attrs(store, cache, unknown, rows))
+        found.update(_fetch_attrs(store, cache, unknown))
     return found
 
 
-def _fetch_attrs(
-    store: Store, cache: RowCache, inos: Sequence[Ino], rows: Mapping[Ino, bytes]
-) -> dict[Ino, Attr]:
+def _fetch_attrs(store: Store, cache: RowCache, inos: Sequence[Ino]) -> dict[Ino, Attr]:
+    rows = [schema.inode_row(ino) for ino in inos]
     mark = cache.mark()
-    values = store.read([(rows[ino], field) for ino in inos for field in schema.ATTR_FIELDS])
+    values = store.read_many(rows, schema.ATTR_FIELDS)
     found: dict[Ino, Attr] = {}
     fresh: dict[bytes, dict[bytes, bytes | None]] = {}
-    for ino, a, v in zip(inos, values[::2], values[1::2], strict=True):
-        fresh[rows[ino]] = {schema.ATTR_FIELD: a, schema.VOLATILE_FIELD: v}
+    for ino, row, (a, v) in zip(inos, rows, values, strict=True):
+        fresh[row] = {schema.ATTR_FIELD: a, schema.VOLATILE_FIELD: v}
         if a is not None and v is not None:
             found[ino] = schema.unpack_inode(ino, a, v)
     cache.fill_rows(mark, fresh, store.vouches())

@@ -1,4 +1,8 @@
-"""lookup, getattr, readlink, access: verbs that only read."""
+"""lookup, getattr, readlink, access: verbs that only read.
+
+Most of these the kernel asks again and again, and most are known: `known_attr` and `known_name`
+answer them from what the store vouches for, a transaction does the rest.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,30 @@ import stat
 
 from fsmeta import access as rules
 from fsmeta import schema
+from fsmeta.cache import RowCache
 from fsmeta.ops.inode import Env, check_name, find, get_attr, get_parent
 from fsmeta.transact import Txn
-from fsmeta.types import ROOT_INO, Attr, Ino
+from fsmeta.types import NAME_MAX, ROOT_INO, Attr, Ino
+
+
+def known_attr(cache: RowCache, ino: Ino) -> Attr | None:
+    """`getattr_` without asking the store; None where it has to be asked."""
+    fields = cache.vouched(schema.inode_row(ino))
+    if fields is None:
+        return None
+    a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
+    return schema.unpack_inode(ino, a, v) if a and v else None
+
+
+def known_name(cache: RowCache, parent: Ino, name: bytes) -> Attr | None:
+    """`lookup` of a plain name by who may search, without asking the store. Raises: ENOENT."""
+    row = schema.dir_row(parent)
+    value = cache.get(row, name, need_vouched=True)
+    if value is None and 0 < len(name) <= NAME_MAX:
+        raise OSError(errno.ENOENT, "no such name")
+    if not isinstance(value, bytes):
+        return None
+    return known_attr(cache, schema.unpack_dentry(row, name, value)[1])
 
 
 def lookup(txn: Txn, env: Env, parent: Ino, name: bytes) -> Attr:

@@ -28,12 +28,9 @@ class Clock(SystemRuntime):
         self.slept: list[float] = []
         self.monotonic = lambda: self.at
 
-        def sleep(seconds: object) -> None:
-            assert isinstance(seconds, float)
-            self.at += seconds
-            self.slept.append(seconds)
-
-        self.sleep = sleep
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+        self.slept.append(seconds)
 
 
 @pytest.fixture(params=["mem", "file", "prefixed", "metered", "retrying", "faulty"])

@@ -14,12 +14,12 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsclient.filesystem import Buffer, DirItem, Entry, FileSystem, Opened, SetAttr, Stat
-from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Caller, FileType, Ino, StatFs
+from fsclient.filesystem import Buffer, Entry, FileSystem, Opened, SetAttr, Stat
+from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Caller, Dentry, Ino, StatFs
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
@@ -39,7 +39,6 @@ class Node:
     data: bytearray = field(default_factory=bytearray)
     target: bytes = b""
     names: dict[bytes, Ino] = field(default_factory=dict)
-    cookies: dict[bytes, int] = field(default_factory=dict)
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
 
 
@@ -55,10 +54,10 @@ class RamFS:
         self.callers: dict[str, Caller] = {}
         self.lookups: Counter[Ino] = Counter()
         self.handles: dict[int, Ino] = {}
+        self.listings: dict[int, list[Dentry]] = {}  # by handle, as of its last rewind
         self._lock = threading.RLock()
         self._inos = itertools.count(2)
         self._fhs = itertools.count(1)
-        self._cookies = itertools.count(3)  # 1 and 2 are the dots
         self.nodes: dict[Ino, Node] = {}
         self._new_node(ROOT_INO, ROOT_INO, stat.S_IFDIR | 0o755, Caller(0, 0), 0)
 
@@ -102,13 +101,11 @@ class RamFS:
     def _bind(self, parent: Ino, name: bytes, ino: Ino) -> None:
         into = self._node(parent)
         into.names[name] = ino
-        into.cookies[name] = next(self._cookies)
         self._changed(into, mtime_ns=time.time_ns())
 
     def _unbind(self, parent: Ino, name: bytes) -> None:
         out_of = self._node(parent)
         node = self._node(out_of.names.pop(name))
-        del out_of.cookies[name]
         self._changed(out_of, mtime_ns=time.time_ns())
         self._changed(node, nlink=0 if node.attr.is_dir else node.attr.nlink - 1)
         if node.attr.is_dir:
@@ -264,7 +261,7 @@ class RamFS:
                 if self._node(over).names:
                     raise fail(errno.ENOTEMPTY)
                 self._unbind(new_parent, new_name)
-            del self._node(parent).names[name], self._node(parent).cookies[name]
+            del self._node(parent).names[name]
             self._bind(new_parent, new_name, node.attr.ino)
 
     def create(
@@ -329,20 +326,28 @@ class RamFS:
             return self._open(ino)._replace(keep_cache=False)
 
     def readdir(
-        self, caller: Caller, ino: Ino, fh: int, cookie: int, plus: bool
-    ) -> Iterator[DirItem]:
-        self._begin("readdirplus" if plus else "readdir", caller)
+        self, caller: Caller, ino: Ino, fh: int, begin: int, at_most: int
+    ) -> Sequence[Dentry]:
+        self._begin("readdir", caller)
         with self._lock:
-            node = self._node(ino)
-            listed = [(1, b".", ino), (2, b"..", node.attr.parent or ino)]
-            listed += [(node.cookies[name], name, child) for name, child in node.names.items()]
-        for at, name, child in sorted(listed):
-            if at > cookie:
-                kind = self._node(child).attr.type
-                dots = name in (b".", b"..")
-                with self._lock:
-                    entry = self._entry(self._node(child)) if plus and not dots else None
-                yield DirItem(name, child, FileType(kind), at, entry)
+            if begin == 0:
+                self.listings[fh] = self._listing(ino)
+            return self.listings[fh][begin : begin + at_most]
+
+    def _listing(self, ino: Ino) -> list[Dentry]:
+        node = self._node(ino)
+        named = [(b".", ino), (b"..", node.attr.parent or ino), *node.names.items()]
+        return [Dentry(name, child, self._node(child).attr.type) for name, child in named]
+
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+        self._begin("entries")
+        with self._lock:
+            return [
+                None
+                if name in (b".", b"..") or child not in self.nodes
+                else self._entry(self.nodes[child])
+                for name, child, _ in names
+            ]
 
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None:
         self._begin("fsyncdir", caller)

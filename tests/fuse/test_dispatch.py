@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from fsclient.filesystem import DirItem, Entry, SetAttr, Stat
+from fsclient.filesystem import Entry, SetAttr, Stat
 from fsclient.fuse import abi
 from fsclient.fuse.dispatch import Dispatcher, operations
 from fsclient.fuse.init import KernelWants, negotiate, parse_init
@@ -17,7 +17,7 @@ from fsclient.fuse.pack import Answer, entry_out, statfs_out, statx_out
 from fsclient.fuse.parse import supplementary_groups
 from fsclient.fuse.protocol import FATTR_MTIME, FATTR_SIZE, Init, Opcode
 from fsmeta import errors
-from fsmeta.types import ROOT_INO, Attr, Caller, FileType, Ino, StatFs
+from fsmeta.types import ROOT_INO, Attr, Caller, Dentry, FileType, Ino, StatFs
 from tests.conftest import LogWatch
 from tests.fuse.ramfs import RamFS
 
@@ -136,41 +136,55 @@ def test_trace() -> None:
 
 
 class Endless(RamFS):
-    """A directory without an end, that counts the items taken and fails where told."""
+    """A directory without an end, that notes which names were looked up."""
 
-    taken = 0
-    fails_at: int | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[bytes] = []
 
     def readdir(
-        self, caller: Caller, ino: Ino, fh: int, cookie: int, plus: bool
-    ) -> Iterator[DirItem]:
-        while True:
-            if self.taken == self.fails_at:
-                raise OSError(errno.EIO, "half way")
-            self.taken += 1
-            name = b"n" * (self.taken % 255 + 1)
-            entry = Entry(ATTR, 0, 0) if plus else None
-            yield DirItem(name, Ino(5), FileType.REG, self.taken, entry)
+        self, caller: Caller, ino: Ino, fh: int, begin: int, at_most: int
+    ) -> Sequence[Dentry]:
+        numbers = range(begin, begin + at_most)
+        return [Dentry(b"n" * (n % 255 + 1), Ino(5), FileType.REG) for n in numbers]
+
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+        self.taken += [name for name, _, _ in names]
+        return [Entry(ATTR, 0, 0) for _ in names]
 
 
+def _records(page: bytes, plus: bool) -> list[tuple[int, bytes]]:
+    """Cookie and name of each record of a page."""
+    found, at = [], 0
+    head = abi.DIRENTPLUS if plus else abi.DIRENT
+    while at < len(page):
+        cookie, length = head.unpack_from(page, at)[-3:-1]
+        begin = at + head.size
+        found.append((cookie, page[begin : begin + length]))
+        at += abi.align8(head.size + length)
+    return found
+
+
+@pytest.mark.parametrize("size", [4096, 32768, 1 << 20])
 @pytest.mark.parametrize("opcode", [Opcode.READDIR, Opcode.READDIRPLUS])
-def test_a_page_takes_no_more_than_fits(opcode: Opcode) -> None:
+def test_pages_are_full_and_join(opcode: Opcode, size: int) -> None:
     fs = Endless()
-    page = ask(Dispatcher(fs), opcode, abi.READ_IN.pack(1, 0, 4096, 0, 0, 0))
-    assert isinstance(page, bytes)
-    head = abi.DIRENT.size if opcode == Opcode.READDIR else abi.DIRENTPLUS.size
-    sizes = [abi.align8(head + n % 255 + 1) for n in range(1, fs.taken + 1)]
-    assert sum(sizes) == len(page) <= 4096
-
-
-def test_an_error_behind_the_first_item_waits_for_the_next_page() -> None:
-    fs = Endless()
-    fs.fails_at = 3
-    body = abi.READ_IN.pack(1, 0, 65536, 0, 0, 0)
-    page = ask(Dispatcher(fs), Opcode.READDIRPLUS, body)
-    assert isinstance(page, bytes)
-    assert fs.taken == 3
-    assert ask(Dispatcher(fs), Opcode.READDIRPLUS, body) == errno.EIO
+    plus = opcode == Opcode.READDIRPLUS
+    at = 0
+    for _ in range(3):
+        page = ask(Dispatcher(fs), opcode, abi.READ_IN.pack(1, at, size, 0, 0, 0))
+        assert isinstance(page, bytes)
+        head = abi.DIRENTPLUS if plus else abi.DIRENT
+        assert size - abi.align8(head.size + 255) < len(page) <= size
+        records = _records(page, plus)
+        assert [cookie for cookie, _ in records] == list(range(at + 1, at + 1 + len(records)))
+        assert [name for _, name in records] == [
+            b"n" * (n % 255 + 1) for n in range(at, at + len(records))
+        ]
+        if plus:
+            assert fs.taken[-len(records) :] == [name for _, name in records]
+        at += len(records)
+    assert len(fs.taken) == (at if plus else 0)
 
 
 def test_times_before_1970() -> None:

@@ -239,14 +239,12 @@ class _One:
         ino = found.attr.ino
         fh = self._fs.opendir(self._caller, ino).fh
         names: list[bytes] = []
-        cookie, more = 0, True
+        more = True
         try:
             while more:
-                more = False
-                items = self._fs.readdir(self._caller, ino, fh, cookie, False)
-                for _, item in zip(range(READDIR_PAGE), items, strict=False):
-                    names.append(item.name)
-                    cookie, more = item.cookie, True
+                page = self._fs.readdir(self._caller, ino, fh, len(names), READDIR_PAGE)
+                names += [name for name, _, _ in page]
+                more = bool(page)
         finally:
             self._fs.releasedir(ino, fh)
         return tuple(sorted(name for name in names if name not in (b".", b"..")))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 
-from fsclient.filesystem import Buffer, DirItem, Entry, FileSystem, Opened, Stat
+from fsclient.filesystem import Buffer, Entry, FileSystem, Opened, Stat
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.ops.rename import Place
@@ -20,6 +20,7 @@ from fsmeta.types import (
     CHUNK_BYTES,
     Attr,
     Caller,
+    Dentry,
     Ino,
     SetAttr,
     Slice,
@@ -163,14 +164,16 @@ class MetaFS:
         return self._opened(os.O_RDONLY)
 
     def readdir(
-        self, caller: Caller, ino: Ino, fh: int, cookie: int, plus: bool
-    ) -> Iterator[DirItem]:
-        del caller, fh, plus
+        self, caller: Caller, ino: Ino, fh: int, begin: int, at_most: int
+    ) -> Sequence[Dentry]:
+        del caller, fh
         names, cursor = self.meta.names(ino)
         assert cursor is None, "one page is enough here"
-        for at, (name, child, kind) in enumerate(sorted(names), start=1):
-            if at > cookie:
-                yield DirItem(name, child, kind, at, None)
+        return sorted(names)[begin : begin + at_most]
+
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+        del ino
+        return [None for _ in names]
 
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None:
         del caller, ino, fh

@@ -126,6 +126,11 @@ class FaultStore:
     def read(self, keys: Sequence[Key]) -> list[bytes | None]:
         return self.network.ask(lambda: self._store.read(keys))
 
+    def read_many(
+        self, rows: Sequence[bytes], fields: Sequence[bytes]
+    ) -> list[Sequence[bytes | None]]:
+        return self.network.ask(lambda: self._store.read_many(rows, fields))
+
     def read_linked(
         self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
     ) -> tuple[bytes | None, list[bytes | None]]:

@@ -18,7 +18,7 @@ from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Ino
 T = TypeVar("T")
 
 _STALE_RETRIES = 3  # one for each of three clients that replace the same name at once
-_READDIR_MAX = 10_000
+_READDIR_PAGE = 100
 
 
 class File:
@@ -142,8 +142,9 @@ class Posix:
         ino = self.stat(path).ino if path.strip(b"/") else ROOT_INO
         fh = self.fs.opendir(ROOT_CALLER, ino).fh
         try:
-            items = self.fs.readdir(ROOT_CALLER, ino, fh, 0, False)
-            names = [item.name for _, item in zip(range(_READDIR_MAX), items, strict=False)]
+            names: list[bytes] = []
+            while page := self.fs.readdir(ROOT_CALLER, ino, fh, len(names), _READDIR_PAGE):
+                names += [name for name, _, _ in page]
         finally:
             self.fs.releasedir(ino, fh)
         return sorted(name for name in names if name not in (b".", b".."))

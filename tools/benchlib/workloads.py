@@ -61,11 +61,11 @@ def _meta_once(
         "create": ["create+close"],
         "stat": ["stat", "stat again"],
         "open": ["open+close"],
-        "ls": ["readdir+lstat, fresh mount", "readdir+lstat again"],
+        "ls": ["readdir+lstat", "readdir+lstat, fresh mount", "readdir+lstat again"],
         "rename": ["rename"],
         "unlink": ["unlink"],
     }
-    phases = ["mkdir", "rmdir", "create", "stat", "stat", "open"]
+    phases = ["mkdir", "rmdir", "create", "stat", "stat", "open", "ls"]
     timings = client.run("metaloop", *first, *phases)
     volume.remount(keep_cache=True)
     timings += client.run("metaloop", *first, "ls", "ls", "rename", "unlink")
