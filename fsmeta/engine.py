@@ -61,7 +61,7 @@ class IdSupply:
     def take(self) -> int:
         """The next id. Raises: StoreError."""
         with self._lock:
-            if self._next == self._end:
+            if self._next == self._end:  # the lock stays held: who else wants an id needs the batch
                 self._next = self._run.run(self._take_batch)
                 self._end = self._next + self._batch
             self._next += 1

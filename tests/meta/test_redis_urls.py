@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import hiredis
 import pytest
 
 from fsclient.config import open_store
-from fsmeta.errors import ConfigError, Unavailable
+from fsmeta.errors import Ambiguous, ConfigError, StoreError, Unavailable
 from fsmeta.store import PUT
 from fsmeta.store_redis import RedisStore
 from tests.conftest import assert_clean
-from tests.meta.engines import RUNTIME, change, make_volume
+from tests.meta.engines import RUNTIME, change, make_volume, wait_until
 from tests.redis_server import RedisServer, free_port
 
 SECRET = "hunter2-S3cr3t"
@@ -176,3 +178,25 @@ def test_tls_from_many_threads(secure: tuple[RedisServer, int, Path]) -> None:
     assert store.read([(ROW, b"n")]) == [b"400"]
     assert_clean(store)
     store.close()
+
+
+def test_close_ends_a_wait_over_tls(secure: tuple[RedisServer, int, Path]) -> None:
+    """Who waits there holds the lock of all; whoever closes doesn't take it."""
+    _, port, certificate = secure
+    store = RedisStore(f"rediss://127.0.0.1:{port}/2?ssl_ca_certs={certificate}", RUNTIME)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            store._main.request(hiredis.pack_command((b"BLPOP", b"nothing", b"9")))
+        except StoreError as error:
+            errors.append(error)
+
+    began = time.monotonic()
+    thread = RUNTIME.spawn("waits", wait)
+    wait_until(lambda: store._main.requests)
+    time.sleep(0.1)  # until it is on its way
+    store.close()
+    thread.join()
+    assert time.monotonic() - began < 5
+    assert [type(error) for error in errors] == [Ambiguous]
