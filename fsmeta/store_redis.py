@@ -110,6 +110,8 @@ class RedisStore:
         return self._main.requests + self._plain.requests
 
     def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+        if not keys:
+            return []
         first = keys[0][0]
         if all(row == first for row, _ in keys):
             fields = [field for _, field in keys]
@@ -146,6 +148,8 @@ class RedisStore:
         return (None, []) if reply is None else (reply[0], reply[1:])
 
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        if not rows:
+            return []
         reply = self._run(_ROWS, self._plain, (), tuple(rows))
         return [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in reply]
 

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-import hiredis
 import pytest
 
 from fsclient.config import open_store
@@ -188,7 +187,7 @@ def test_close_ends_a_wait_over_tls(secure: tuple[RedisServer, int, Path]) -> No
 
     def wait() -> None:
         try:
-            store._main.request(hiredis.pack_command((b"BLPOP", b"nothing", b"9")))
+            store._ask(store._main, (b"BLPOP", b"nothing", b"9"), changes=True)
         except StoreError as error:
             errors.append(error)
 
