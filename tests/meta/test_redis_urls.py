@@ -164,7 +164,7 @@ def test_tls(secure: tuple[RedisServer, int, Path]) -> None:
 def test_tls_with_a_stranger(secure: tuple[RedisServer, int, Path]) -> None:
     """A certificate nobody vouches for is refused."""
     _, port, _ = secure
-    with pytest.raises(ConfigError, match="certificate.*ssl_ca_certs=FILE") as caught:
+    with pytest.raises(ConfigError, match=r"certificate.*ssl_ca_certs=FILE") as caught:
         open_store(f"rediss://:{SECRET}@127.0.0.1:{port}/0", RUNTIME)
     assert SECRET not in str(caught.value)
 
