@@ -132,7 +132,7 @@ class SliceKind(IntEnum):
 
     HOLE = 0  # reads as zeros; what truncate(2) leaves behind
     BLOCKS = 1  # a slice of its own: objects of one block each
-    SEGMENT = 2  # a range of a packed object (design §4); reserved for packing
+    SEGMENT = 2  # reserved: a range of an object that many slices share
 
 
 class Slice(NamedTuple):
