@@ -1,8 +1,8 @@
 """The contract between a kernel transport and the file system behind it.
 
-`VFS` implements it; the native `/dev/fuse` session and pyfuse3 call it. Methods carry the names of
-the system calls, take plain values and raise `OSError` or a `StoreError`; only the transport knows
-what a FUSE struct looks like, and only its dispatcher turns an exception into an errno.
+`VFS` implements it, the session on `/dev/fuse` calls it. Methods carry the names of the system
+calls, take plain values and raise `OSError` or a `StoreError`; only the transport knows what a FUSE
+struct looks like, and only its dispatcher turns an exception into an errno.
 
 Threading: any method may be called from any thread, several at once.
 """

@@ -1,12 +1,14 @@
 """What a commit means, once, for every engine that can get and put inside a transaction.
 
-`store_mem`, `store_sqlite` and `store_tikv` call `apply_commit`; on Redis the same steps are
-`redis_commit.lua`. The caller provides atomicity: it discards all puts when this raises.
+`store_mem` and `store_sqlite` call `apply_commit`; on Redis the same steps are `redis_commit.lua`,
+which takes MERGE and ADD before the other writes: see `_assert_apart`. The caller provides
+atomicity: it discards all puts when this raises.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Protocol
 
 from fsmeta.errors import Conflict, Corrupt, Fenced, LimitExceeded, NotEmpty
@@ -43,6 +45,7 @@ def apply_commit(view: View, commit: Commit) -> None:
 
     Raises: Conflict, NotEmpty, Fenced, LimitExceeded, Corrupt.
     """
+    _assert_apart(commit.writes)
     if commit.fence is not None and _already_applied(view, commit, commit.fence):
         return
     for row, field, expected in commit.checks:
@@ -66,6 +69,18 @@ def _already_applied(view: View, commit: Commit, fence: bytes) -> bool:
     # a worker sends the next only when it knows this one's fate, so an older sequence is a
     # duplicate that was delayed on its way: nobody waits for its answer any more
     return bool(_U64.unpack(last)[0] >= commit.sequence)
+
+
+def _assert_apart(writes: Sequence[Write]) -> None:
+    """A field that MERGE or ADD changes is changed in no other way: on it engines would differ."""
+    merged = [write[1:3] for write in writes if write[0] == MERGE]
+    added = {write[1:3] for write in writes if write[0] == ADD}
+    written = {write[1:3] for write in writes if write[0] in (PUT, DELETE, APPEND)}
+    deleted = {write[1] for write in writes if write[0] == DELETE_ROW}
+    moved = added.union(merged)
+    assert len(merged) + len(added) == len(moved), f"merged twice, or merged and added: {writes}"
+    assert moved.isdisjoint(written), f"merged or added, and written: {writes}"
+    assert deleted.isdisjoint(row for row, _ in moved), f"merged or added, and deleted: {writes}"
 
 
 def _apply_write(view: View, write: Write) -> None:

@@ -14,7 +14,16 @@ from fsmeta import schema
 from fsmeta.errors import ConfigError, Corrupt
 from fsmeta.slices import covered
 from fsmeta.store import Store
-from fsmeta.types import NO_PARENT, ROOT_INO, Attr, FileType, Ino, SliceId, SliceKind
+from fsmeta.types import (
+    CHUNK_BYTES,
+    NO_PARENT,
+    ROOT_INO,
+    Attr,
+    FileType,
+    Ino,
+    SliceId,
+    SliceKind,
+)
 from fsmeta.volume import unpack_format
 
 _ROWS_AT_ONCE = 200
@@ -143,7 +152,10 @@ class _Check:
             if field[:1] == b"p" and len(field) == 9:
                 parents[Ino(schema.id_of(field))] = schema.unpack_count(row, field, value)
             elif field[:1] == b"c" and len(field) == 5:
-                listed = schema.unpack_slices(ino, schema.id_of(field), value)
+                index = schema.id_of(field)
+                if index * CHUNK_BYTES >= attr.size:
+                    self.report(ino, f"has {attr.size} bytes and something in chunk {index}")
+                listed = schema.unpack_slices(ino, index, value)
                 used += covered(listed)
                 slices += [(s.id, s.size) for s in listed if s.kind is not SliceKind.HOLE]
             elif field not in _FIELDS and field[:1] != b"x":

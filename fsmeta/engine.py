@@ -61,7 +61,7 @@ class IdSupply:
     def take(self) -> int:
         """The next id. Raises: StoreError."""
         with self._lock:
-            if self._next == self._end:
+            if self._next == self._end:  # the lock stays held: who else wants an id needs the batch
                 self._next = self._run.run(self._take_batch)
                 self._end = self._next + self._batch
             self._next += 1
@@ -187,18 +187,11 @@ class Meta:
         return lookup.known_attr(self.cache, ino) or self._view(lookup.open_, caller, ino)
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
-        if want.size is not None:
-            self._cut_in_steps(caller, ino, want.size)
-        return self._run(attr.setattr_, caller, ino, want)
-
-    def _cut_in_steps(self, caller: Caller, ino: Ino, size: int) -> None:
-        """Shorten a very long file step by step until one commit can do the rest."""
         while True:
-            now = self._view(lookup.getattr_, caller, ino)
-            step = extent.next_cut(now, size)
-            if step <= size:
-                return
-            self._run(attr.setattr_, caller, ino, SetAttr(size=step))
+            now = self._run(attr.setattr_, caller, ino, want)
+            if want.size in (None, now.size):
+                return now
+            want = want._replace(opened=True)  # who was let in may go on
 
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
         self._view(lookup.access, caller, ino, mask)

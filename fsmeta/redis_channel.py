@@ -7,8 +7,9 @@ request costs one send, one receive and no wake-up.
 
 redis-py makes the connection (URL, TLS, password, database, unix socket); hiredis parses.
 
-Threading: `_send` guards the order of sending and the current link, a link's `receiving` its
-reader. `_send` may be taken first, never the other way round.
+Threading: `_send` guards the order of sending and the making of links, a link's `receiving` its
+reader. `_send` may be taken first, never the other way round. `close` and `reset` take neither, so
+they don't wait for a connection that is being made to a server that does not answer.
 """
 
 from __future__ import annotations
@@ -104,7 +105,11 @@ class _Link:
                 self.receiving.release()
 
     def _receive_one(self) -> None:
-        reply = self._reader.gets()
+        try:
+            reply = self._reader.gets()
+        except hiredis.ProtocolError:  # no Redis speaks there; nothing after it makes sense either
+            self._fail()
+            return
         if reply is not False:
             self.waiting.popleft().take(reply)
             return
@@ -125,7 +130,8 @@ class _Link:
         """Wake whoever receives: there is nothing more to come. From any thread."""
         self.broken = True
         try:
-            self.sock.shutdown(socket.SHUT_RDWR)
+            # not SSLSocket.shutdown, after which who is receiving would read cipher text as plain
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
         except OSError:
             pass  # the other side was first
 
@@ -153,8 +159,11 @@ class Channel:
         self._runtime = runtime
         self._prepare = prepare
         self._send = runtime.lock()
-        self._link: _Link | None = None  # guarded by _send
-        self._closed = False  # guarded by _send
+        self._link: _Link | None = None  # made under _send; `close` drops it
+        self._closed = False  # set once, by `close`
+        self._resets = 0  # written by `reset`
+        self._failures = 0  # connections that could not be made; guarded by _send
+        self._failure = ""  # why the last one could not; guarded by _send
         self.requests = 0  # guarded by _send
 
     def request(self, packed: bytes) -> Any:
@@ -168,8 +177,9 @@ class Channel:
     def request_many(self, packed: bytes, count: int) -> list[Any]:
         """The replies to `count` packed requests sent together. Raises: as `request`."""
         slot = _Slot(count)
+        failures = self._failures
         with self._send:
-            link = self._ready_link()
+            link = self._ready_link(failures)
             self.requests += 1
             link.waiting.extend([slot] * count)
             try:
@@ -182,37 +192,50 @@ class Channel:
         return [_answer(reply) for reply in slot.replies]
 
     def reset(self) -> None:
-        """Let the next request begin on a new connection."""
-        with self._send:
-            link, self._link = self._link, None
+        """Let the next request begin on a new connection. From one thread only."""
+        self._resets += 1
+        link = self._link
         if link is not None:
             link.hang_up()
 
     def close(self) -> None:
         """End; later requests are Unavailable."""
-        with self._send:
-            self._closed = True
-            link, self._link = self._link, None
+        self._closed = True
+        link, self._link = self._link, None
         if link is not None:
             link.hang_up()
 
-    def _ready_link(self) -> _Link:
-        if self._closed:
-            raise Unavailable("redis: closed")
-        if self._link is None or self._link.broken:
-            self._link = None
-            self._link = _Link(self._connect(), self._runtime)
-        return self._link
+    def _ready_link(self, failures: int) -> _Link:
+        """The link, or a new one. Raises: Unavailable.
+
+        Who has waited for `_send` while an attempt failed (`failures` have grown) shares its fate:
+        one after the other they would wait for many timeouts.
+        """
+        link = self._link
+        while link is None or link.broken:
+            if self._closed:
+                raise Unavailable("redis: closed")
+            if self._failures != failures:
+                raise Unavailable(self._failure)
+            resets = self._resets
+            link = self._link = _Link(self._connect(), self._runtime)
+            # `close` and `reset` look for a link last, this for them: one sees the other
+            if self._closed or self._resets != resets:
+                link.hang_up()
+        return link
 
     def _connect(self) -> RedisConnection:
         connection = self._make()
+        self._runtime.will_wait()
         try:
             connection.connect()
             if self._prepare is not None:
                 self._prepare(connection)
         except (redis.RedisError, OSError) as error:
             connection.disconnect()
-            raise Unavailable(f"redis: {error}") from error
+            self._failure = f"redis: {error}"
+            self._failures += 1
+            raise Unavailable(self._failure) from error
         return connection
 
 

@@ -29,7 +29,8 @@ Invariants (what `check` verifies):
 - `a.parent` is the only directory that names a file, or 0 and then the `p` fields count names;
 - an inode is in O exactly when nlink is 0; its chunks stay until no session holds it;
 - `v.used` is the bytes its chunks cover; `U` is the sum over inodes that have names;
-- a slice in X is in no chunk; every chunk's slices fit into the chunk.
+- a slice in X is in no chunk; every chunk's slices fit into the chunk;
+- a chunk begins below the file's size.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ A commit holds
   remembers the last sequence applied, so that a commit sent twice is applied once;
 - checks: values (or absences) the verb relied on; any difference is a `Conflict`;
 - empties: rows that must hold no field, else `NotEmpty` (checks come first);
-- writes: see PUT and its like. MERGE and ADD need no read beforehand, which is what lets a
-  thousand clients create files in one directory without ever conflicting.
+- writes: see PUT and its like. They apply in order, but a field that MERGE or ADD changes may be
+  touched by no other kind of write of the same commit, nor its row be deleted: engines take these
+  when it suits them. MERGE and ADD need no read beforehand, which is what lets a thousand clients
+  create files in one directory without ever conflicting.
 
 Rows whose names are one byte are tables of the whole volume: every client changes them, so no
 client is told of their changes and none remembers what it read there.
@@ -88,7 +90,7 @@ class Store(Protocol):
         """Requests that waited for the store so far."""
 
     def read(self, keys: Sequence[Key]) -> list[bytes | None]:
-        """The values of `keys`, in order; None where there is none.
+        """The values of `keys`, in order; None where there is none. No keys are no request.
 
         They are of one moment, unless they are of more than 16 rows.
         """
@@ -107,7 +109,10 @@ class Store(Protocol):
         """
 
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
-        """All fields of each row, for rows known to be small; an absent row is empty."""
+        """All fields of each row, for rows known to be small; an absent row is empty.
+
+        No rows are no request.
+        """
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         """A page of about `limit` fields of `row`.

@@ -95,6 +95,8 @@ class MemStore:
                     self._backend.readers.setdefault(row, {})[self] = None
 
     def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+        if not keys:
+            return []
         rows = self._backend.rows
         with self._backend.lock:
             self._enter([row for row, _ in keys])
@@ -118,6 +120,8 @@ class MemStore:
             return value, [linked.get(name) for name in fields]
 
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        if not rows:
+            return []
         with self._backend.lock:
             self._enter(rows)
             return [dict(self._backend.rows.get(row, {})) for row in rows]

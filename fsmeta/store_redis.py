@@ -7,6 +7,7 @@ wants to hear of changes; all keys of a volume are on one server.
 from __future__ import annotations
 
 import hashlib
+import ssl
 from collections.abc import Callable, Collection, Sequence
 from importlib import resources
 from typing import Any, Final, cast
@@ -69,6 +70,15 @@ SNAPSHOT_ROWS_MAX: Final = 16  # no verb reads more rows that must be of one mom
 
 _pack: Final = hiredis.pack_command
 
+# what lies behind a connection that can't be made: what to do; for the rest see `_advice`
+_ADVICE: Final[dict[type[Exception], str]] = {
+    ssl.SSLCertVerificationError: "name who signed it in the URL: ?ssl_ca_certs=FILE",
+    redis.AuthenticationError: "check user and password in the URL",
+    redis.ResponseError: "check the URL",
+    ConnectionRefusedError: "check that Redis runs there",
+    FileNotFoundError: "check the files that the URL names",
+}
+
 
 class _Script:
     """A Lua script and the hash the server knows it by."""
@@ -99,7 +109,9 @@ class RedisStore:
         try:
             self._plain.request(_pack((b"PING",)))
         except Unavailable as error:
-            raise ConfigError(f"can't reach {_display(url)}: {error}") from error
+            shown, advice = _display(url), _advice(url, error)
+            why = str(error).rstrip(".")
+            raise ConfigError(f"can't reach {shown}: {why}; {advice}") from error
 
     def _attach(self, connection: RedisConnection) -> None:
         if self._tracking is not None:
@@ -110,6 +122,8 @@ class RedisStore:
         return self._main.requests + self._plain.requests
 
     def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+        if not keys:
+            return []
         first = keys[0][0]
         if all(row == first for row, _ in keys):
             fields = [field for _, field in keys]
@@ -157,6 +171,8 @@ class RedisStore:
         return (None, []) if reply is None else (reply[0], reply[1:])
 
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        if not rows:
+            return []
         reply = self._run(_ROWS, self._plain, (), tuple(rows))
         return [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in reply]
 
@@ -255,16 +271,35 @@ def _connection_maker(url: str) -> Callable[[], RedisConnection]:
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             socket_timeout=CONNECT_TIMEOUT_S,
         )
-    except ValueError as error:  # its text may quote the password
+
+        def make() -> RedisConnection:
+            # not `pool.make_connection`: that counts, and refuses the hundredth reconnection
+            return cast("RedisConnection", pool.connection_class(**pool.connection_kwargs))
+
+        make()  # options after `?` are judged here
+    except (ValueError, TypeError, redis.RedisError) as error:  # its text may quote the password
         raise ConfigError(
-            f"can't read metadata URL {_display(url)}: write redis://[:PASSWORD@]HOST:PORT/DB"
+            f"can't read metadata URL {_display(url)}: write redis://[:PASSWORD@]HOST:PORT/DB, and"
+            " after `?` only options of redis-py"
         ) from error
-    # not `pool.make_connection`: that counts, and refuses the hundredth reconnection
-
-    def make() -> RedisConnection:
-        return cast("RedisConnection", pool.connection_class(**pool.connection_kwargs))
-
     return make
+
+
+def _advice(url: str, error: BaseException) -> str:
+    """What to do about an `error` that came of connecting to `url`."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for kind, advice in _ADVICE.items():
+        if any(isinstance(each, kind) for each in causes):
+            return advice
+    if url.startswith("unix:"):
+        return "check the path"
+    if url.startswith("rediss:"):
+        return "check host and port; if it does not speak TLS, write redis://"
+    return "check host and port; if it speaks TLS, write rediss://"
 
 
 def _display(url: str) -> str:

@@ -84,6 +84,8 @@ class SqliteStore:
                 raise _translate(error) from error
 
     def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+        if not keys:
+            return []
         with self._using() as db:
             if len(keys) == 1:
                 return [_first(db, keys[0])]
@@ -107,6 +109,8 @@ class SqliteStore:
             return value, [_first(db, (linked, name)) for name in fields]
 
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        if not rows:
+            return []
         sql = "SELECT field, value FROM kv WHERE row = ?"
         with self._using() as db, _snapshot(db):
             return [dict(db.execute(sql, (row,))) for row in rows]

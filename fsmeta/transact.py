@@ -75,15 +75,22 @@ class Txn:
             return self._vouched_only and self.requests == 0
         return self.requests <= 1 and not self.empties
 
-    def get(self, row: bytes, field: bytes) -> bytes | None:
-        key = (row, field)
+    def _recall(self, key: Key) -> bytes | Missing | None:
+        """What this attempt has read at `key`, or else what the cache knows, which it then uses."""
         if key in self.reads:
             return self.reads[key]
-        value = self._cache.get(row, field, self._vouched_only)
+        value = self._cache.get(key[0], key[1], self._vouched_only)
+        if not isinstance(value, Missing):
+            self.cached = True
+            self.reads[key] = value
+        return value
+
+    def get(self, row: bytes, field: bytes) -> bytes | None:
+        key = (row, field)
+        value = self._recall(key)
         if isinstance(value, Missing):
-            return self.get_many((key,))[0]
-        self.cached = True
-        self.reads[key] = value
+            self._fetch([key])
+            return self.reads[key]
         return value
 
     def get_with(self, key: Key, witness: Key) -> tuple[bytes | None, bytes | None]:
@@ -91,12 +98,10 @@ class Txn:
 
         For a value whose absence means nothing if the witness is absent, too.
         """
-        value = self._cache.get(key[0], key[1], self._vouched_only)
+        value = self._recall(key)
         if isinstance(value, Missing):
             self._fetch([key, witness])
             return self.reads[key], self.reads[witness]
-        self.cached = True
-        self.reads[key] = value
         return value, b"remembered"
 
     def get_many(self, keys: Sequence[Key], along: Sequence[Key] = ()) -> list[bytes | None]:
@@ -104,21 +109,22 @@ class Txn:
 
         If there has to be one, it brings `along`, too, for whoever comes next.
         """
-        wanted = []
-        for key in keys:
-            if key in self.reads:
-                continue
-            value = self._cache.get(key[0], key[1], self._vouched_only)
-            if isinstance(value, Missing):
-                wanted.append(key)
-            else:
-                self.cached = True
-                self.reads[key] = value
+        wanted = [key for key in keys if isinstance(self._recall(key), Missing)]
         if wanted:
             self._fetch([*wanted, *along])
         return [self.reads[key] for key in keys]
 
     def _fetch(self, keys: list[Key]) -> None:
+        """Ask the store for `keys`; for a view, also for what it has used from memory.
+
+        So that a view's reads are of one request, which proves them without a commit.
+        Raises: Conflict where memory was wrong.
+        """
+        believed: dict[Key, bytes | None] = {}
+        if self.cached and self._vouched_only and not self.requests:
+            believed = dict(self.reads)
+            keys = [*believed, *keys]
+            self.cached = False
         mark = self._cache.mark()
         self.requests += 1
         rows: dict[bytes, dict[bytes, bytes | None]] = {}
@@ -128,15 +134,15 @@ class Txn:
         vouched = self._store.vouches()
         for row, fields in rows.items():
             self._cache.fill(mark, row, fields, vouched)
+        if any(self.reads[key] != value for key, value in believed.items()):
+            raise Conflict("what was remembered has changed")
 
     def get_linked(
         self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
     ) -> tuple[bytes | None, list[bytes | None]]:
         """A value that names another row, and `fields` of that row: `Store.read_linked`."""
-        value = self._cache.get(row, field, self._vouched_only)
+        value = self._recall((row, field))
         if not isinstance(value, Missing):
-            self.cached = True
-            self.reads[(row, field)] = value
             if value is None:
                 return None, []
             linked = prefix + value[skip:]

@@ -24,9 +24,9 @@ SYMLINK_MAX = PATH_MAX - 1
 XATTR_NAME_MAX = 255  # linux/limits.h
 XATTR_SIZE_MAX = 65536  # bytes of one value; linux/limits.h
 LINK_MAX = 65000  # what ext4 allows; statfs(2) users expect a bound
-FILE_SIZE_MAX = (1 << 62) - 1  # leaves room for `offset + length` in a signed 64-bit word
 
 CHUNK_BYTES = 64 << 20  # of a file; the unit in which slices are listed
+FILE_SIZE_MAX = CHUNK_BYTES << 32  # 256 PiB: a file's chunks are numbered in 32 bits
 BLOCK_BYTES_MAX = 4 << 20  # of a slice; the unit of one object
 SPACE_UNIT_BYTES = 4096  # allocated space is counted in these
 
@@ -136,7 +136,7 @@ class SliceKind(IntEnum):
 
     HOLE = 0  # reads as zeros; what truncate(2) leaves behind
     BLOCKS = 1  # a slice of its own: objects of one block each
-    SEGMENT = 2  # a range of a packed object (design §4); reserved for packing
+    SEGMENT = 2  # reserved: a range of an object that many slices share
 
 
 class Slice(NamedTuple):

@@ -112,10 +112,7 @@ def run(arguments: Sequence[str]) -> int:
         )
         sys.stdout.flush()
     except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
-        return _failed(
-            f"{error.format_message().rstrip('.')}: see `{where or 'slicefs'} --help`", 2
-        )
+        return _failed(_usage(error), 2)
     except (click.exceptions.Abort, KeyboardInterrupt):
         return _failed("interrupted", INTERRUPTED)
     except BrokenPipeError:  # `slicefs fsck … | head` has seen enough

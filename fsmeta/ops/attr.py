@@ -22,7 +22,8 @@ def setattr_(txn: Txn, env: Env, ino: Ino, want: SetAttr) -> Attr:
     """Change what `want` names, all at once; returns the new attributes.
 
     A size alone is truncate(2), which leaves the times of a file that has it already; ftruncate(2)
-    and O_TRUNC say `mtime_now` with it.
+    and O_TRUNC say `mtime_now` with it. A file of very many chunks gets shorter, but not all at
+    once: the size returned says how far it came.
     Raises: EPERM, EACCES, EINVAL, EISDIR, EFBIG, ENOSPC, ESTALE.
     """
     attr = get_attr(txn, ino)

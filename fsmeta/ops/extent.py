@@ -73,6 +73,7 @@ def write(
         txn.append(row, field, schema.pack_slices(new))
     ctime_ns = max(attr.ctime_ns, mtime_ns)
     size = max(attr.size, length)
+    assert size > CHUNK_BYTES * max(by_chunk, default=-1), "a chunk begins below the file's end"
     new_attr = attr._replace(size=size, used=used, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
     if attr.nlink:
         quota.charge(txn, env.limits, space=new_attr.space - attr.space, inodes=0)
@@ -83,7 +84,8 @@ def write(
 def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:
     """truncate(2): attributes with the new size; the caller writes them.
 
-    What lies beyond is dropped at once, so that growing again shows zeros.
+    What lies beyond is dropped at once, so that growing again shows zeros. A file of very many
+    chunks is left with a size above `size`: the caller commits that and calls again.
     Raises: EISDIR, EINVAL, EFBIG.
     """
     if stat.S_ISDIR(attr.mode):
@@ -94,30 +96,46 @@ def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:
         raise OSError(errno.EFBIG, f"size {size}")
     if size >= attr.size or not attr.used:
         return attr._replace(size=size)
-    used = attr.used - _cut(txn, attr, size)
+    chunks = _chunks(txn, attr, size // CHUNK_BYTES)
+    if len(chunks) > CHUNKS_A_COMMIT:
+        chunks = chunks[-CHUNKS_A_COMMIT:]
+        size = chunks[0][0] * CHUNK_BYTES
+    used = attr.used - _cut(txn, attr.ino, chunks, size)
     if attr.nlink:
         quota.charge(txn, env.limits, space=space_of(used) - attr.space, inodes=0)
     return attr._replace(size=size, used=used)
 
 
-def _cut(txn: Txn, attr: Attr, size: int) -> int:
-    """Drop the slices beyond `size`; how many covered bytes went with them."""
+def _chunks(txn: Txn, attr: Attr, begin: int) -> list[tuple[int, bytes]]:
+    """What the chunks from index `begin` on hold, in order; those that hold nothing are left out.
+
+    No chunk begins at or beyond the file's size, so a few can be asked for by name, and what is
+    remembered need not be asked for. That others appear meanwhile shows in `v`.
+    """
     row = schema.inode_row(attr.ino)
+    indexes = range(begin, (attr.size - 1) // CHUNK_BYTES + 1)
+    if len(indexes) <= CHUNKS_A_COMMIT:
+        values = txn.get_many([(row, schema.chunk_field(index)) for index in indexes])
+        return [(index, value) for index, value in zip(indexes, values, strict=True) if value]
+    fields = txn.get_row(row)
+    names = sorted(field for field in fields if field[:1] == b"c")
+    return [(schema.id_of(name), fields[name]) for name in names if schema.id_of(name) >= begin]
+
+
+def _cut(txn: Txn, ino: Ino, chunks: Sequence[tuple[int, bytes]], size: int) -> int:
+    """Drop the slices of `chunks` beyond `size`; how many covered bytes went with them."""
+    row = schema.inode_row(ino)
     last, pos = divmod(size, CHUNK_BYTES)
     lost = 0
-    for field, value in txn.get_row(row).items():
-        if not field.startswith(b"c"):
-            continue
-        index = schema.id_of(field)
-        if index < last:
-            continue
+    for index, value in chunks:
+        field = schema.chunk_field(index)
         txn.expect(row, field, value)
-        old = schema.unpack_slices(attr.ino, index, value)
-        if index > last or (index == last and pos == 0):
+        old = schema.unpack_slices(ino, index, value)
+        if index > last or pos == 0:
             txn.delete(row, field)
             bury(txn, old)
             lost += covered(old)
-        elif index == last and any(each.end > pos for each in old):
+        elif any(each.end > pos for each in old):
             end = schema.hole(pos, CHUNK_BYTES - pos)
             txn.append(row, field, schema.pack_slices([end]))
             lost += covered(old) - covered([*old, end])
@@ -161,9 +179,3 @@ def replace_prefix(
         txn.delete(row, field)
     bury(txn, old)
     return True
-
-
-def next_cut(attr: Attr, size: int) -> int:
-    """The size to truncate to first on the way to `size`, so that one commit stays small."""
-    floor = (attr.size // CHUNK_BYTES - CHUNKS_A_COMMIT) * CHUNK_BYTES
-    return max(size, floor)

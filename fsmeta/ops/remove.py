@@ -46,8 +46,9 @@ def rmdir(txn: Txn, env: Env, parent: Ino, name: bytes) -> Attr:
 
 
 def _find_victim(txn: Txn, env: Env, parent: Ino, name: bytes) -> Found:
-    directory, _ = get_place(txn, env, parent, name)
+    # first what is less often known: one request brings a name and its inode
     victim = find(txn, parent, name)
+    directory, _ = get_place(txn, env, parent, name)
     if victim is None:
         raise OSError(errno.ENOENT, "no such name")
     require_removable(env, directory, victim.attr)

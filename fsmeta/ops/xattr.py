@@ -8,6 +8,7 @@ from typing import Final
 
 from fsmeta import access, schema
 from fsmeta.ops.inode import Env, get_attr
+from fsmeta.store import Key
 from fsmeta.transact import Txn
 from fsmeta.types import XATTR_NAME_MAX, XATTR_SIZE_MAX, Attr, FileType, Ino
 
@@ -27,13 +28,20 @@ def setxattr(txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, flags: int
         raise OSError(errno.EINVAL, f"setxattr flags {flags:#x}")
     if len(value) > XATTR_SIZE_MAX:
         raise OSError(errno.E2BIG, "attribute value is larger than 64 KiB")
-    old = _find(txn, env, ino, name, access.WRITE)
+    if flags:
+        _require_presence(_find(txn, env, ino, name, access.WRITE), flags)
+    else:
+        _require_allowed(txn, env, ino, name, access.WRITE)
+    txn.put(schema.inode_row(ino), schema.xattr_field(name), _MARK + value)
+    _touch(txn, env, ino)
+
+
+def _require_presence(old: bytes | None, flags: int) -> None:
+    """Raises: EEXIST, ENODATA where `old` is not what CREATE or REPLACE wants."""
     if flags == CREATE and old is not None:
         raise OSError(errno.EEXIST, "the attribute exists")
     if flags == REPLACE and old is None:
         raise OSError(errno.ENODATA, "no such attribute")
-    txn.put(schema.inode_row(ino), schema.xattr_field(name), _MARK + value)
-    _touch(txn, env, ino)
 
 
 def getxattr(txn: Txn, env: Env, ino: Ino, name: bytes) -> bytes:
@@ -64,18 +72,25 @@ def listxattr(txn: Txn, env: Env, ino: Ino) -> list[bytes]:
 
 
 def _find(txn: Txn, env: Env, ino: Ino, name: bytes, mask: int) -> bytes | None:
-    """The stored value, after the checks every verb here makes."""
+    """The stored value; what else is needed for it comes in the same request."""
+    key = (schema.inode_row(ino), schema.xattr_field(name))
+    _require_allowed(txn, env, ino, name, mask, (key,))
+    return txn.get(*key)
+
+
+def _require_allowed(
+    txn: Txn, env: Env, ino: Ino, name: bytes, mask: int, also: tuple[Key, ...] = ()
+) -> None:
+    """The checks every verb here makes; `also` is read with what they need."""
     if len(name) > XATTR_NAME_MAX:
         raise OSError(errno.ERANGE, "attribute name is longer than 255 bytes")
-    row = schema.inode_row(ino)
     if env.caller.checked:
         _require_namespace(name)
-    txn.get_many((*schema.attr_keys(ino), (row, schema.xattr_field(name))))
+    txn.get_many((*schema.attr_keys(ino), *also))
     attr = get_attr(txn, ino)
     if not env.caller.checked:
         _require(env, attr, name, mask)
         _require_namespace(name)
-    return txn.get(row, schema.xattr_field(name))
 
 
 def _require_namespace(name: bytes) -> None:

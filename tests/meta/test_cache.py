@@ -308,3 +308,25 @@ def test_memory_is_bounded(grow: str) -> None:
             cache.settle(cache.mark(), [], [(PUT, ROW, field, b"1")], True)
     names = [b"%d" % n for n in range(3 * ROW_FIELDS_MAX)]
     assert sum(cache.get(ROW, name, True) == b"1" for name in names) <= ROW_FIELDS_MAX + 1
+
+
+def test_a_view_that_remembered_wrongly_begins_again() -> None:
+    """What it had from memory comes once more with what it asks for, all of one moment."""
+    backend = MemBackend(RUNTIME)
+    make_volume(MemStore(backend), RUNTIME)
+    store, other = MemStore(backend), MemStore(backend)
+    store.watch(lambda _: None)  # news are still on their way
+    client = Transactor(store, RUNTIME, RowCache(RUNTIME))
+    other.commit(change((PUT, b"t1", b"x", b"old"), (PUT, b"t2", b"x", b"old")))
+    assert client.view(lambda txn: txn.get(b"t1", b"x")) == b"old"
+
+    def both(txn: Txn) -> list[bytes | None]:
+        return txn.get_many([(row, b"x") for row in (b"t1", b"t2")])
+
+    other.commit(change((PUT, b"t1", b"x", b"new"), (PUT, b"t2", b"x", b"new")))
+    before = store.round_trips
+    assert client.view(both) == [b"new", b"new"]
+    assert store.round_trips - before == 2
+    assert client.counters.conflicts == 1
+    assert client.view(both) == [b"new", b"new"]
+    assert_clean(store)

@@ -320,6 +320,11 @@ def test_a_dead_slice_in_use(tree: Tree) -> None:
     tree.demand(f"slice {piece.id} is in use and waits for deletion")
 
 
+def test_a_chunk_beyond_the_end(tree: Tree) -> None:
+    tree.put_attr(tree.f, size=0)
+    tree.demand("has 0 bytes and something in chunk 0")
+
+
 def test_dead_slices_that_do_not_decode(tree: Tree) -> None:
     tree.plant((PUT, schema.DEAD_SLICES, schema.pack_u64(99), b"short"))
     tree.demand("corrupt metadata at row b'X'")

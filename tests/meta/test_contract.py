@@ -50,6 +50,13 @@ def test_read_keeps_the_order_of_its_keys(store: Store) -> None:
     assert store.read_rows([B, C, A]) == [{b"x": b"3"}, {}, {b"x": b"1", b"y": b"2"}]
 
 
+def test_reading_nothing_asks_nobody(store: Store) -> None:
+    before = store.round_trips
+    assert store.read([]) == []
+    assert store.read_rows([]) == []
+    assert store.round_trips == before
+
+
 def test_read_linked_follows_the_value(store: Store) -> None:
     _put(store, A, name=b"12tB", gone=b"12tC")
     _put(store, b"tt" + b"B", x=b"1", y=b"2")
@@ -207,6 +214,47 @@ def test_merge_needs_the_record(store: Store) -> None:
     with pytest.raises(Conflict):
         store.commit(change((MERGE, A, b"x", 0, b"x"), (MERGE, C, b"x", 0, 1)))
     assert dump(store) == before
+
+
+_TOUCHES: dict[str, Write] = {
+    "put": (PUT, A, b"x", b"12345678"),
+    "delete": (DELETE, A, b"x"),
+    "delete row": (DELETE_ROW, A),
+    "append": (APPEND, A, b"x", b"9"),
+    "merge": (MERGE, A, b"x", 2, b"3"),
+    "add": add(A, b"x", 1),
+}
+
+
+@pytest.mark.parametrize("engine", ["mem", "sqlite"], indirect=True)
+@pytest.mark.parametrize("other", _TOUCHES)
+@pytest.mark.parametrize("moved", ["merge", "add"])
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_merged_or_added_to_is_not_touched_otherwise(
+    store: Store, moved: str, other: str, first: bool
+) -> None:
+    """The contract forbids it, and the engines that all verbs are tested on find it out."""
+    _put(store, A, x=b"1234")
+    before = dump(store)
+    writes = [_TOUCHES[moved], _TOUCHES[other]]
+    commit = change(*(writes if first else reversed(writes)))
+    if moved == other == "add":
+        store.commit(commit)
+        assert _row(store, A) == {b"x": b"1236"}
+        return
+    with pytest.raises(AssertionError):
+        store.commit(commit)
+    assert dump(store) == before
+
+
+def test_merge_and_add_beside_other_writes(store: Store) -> None:
+    """Wherever they stand among writes to other fields of the row."""
+    _put(store, A, x=b"1234", y=b"1", n=b"5")
+    writes: list[Write] = [(PUT, A, b"y", b"2"), add(A, b"n", 1), (MERGE, A, b"x", 0, b"_")]
+    writes += [(DELETE, A, b"y"), add(A, b"n", 1), (APPEND, A, b"z", b"3")]
+    for _ in range(2):
+        store.commit(change(*writes))
+    assert _row(store, A) == {b"x": b"_234", b"n": b"9", b"z": b"33"}
 
 
 # --- counters ------------------------------------------------------------------------------------

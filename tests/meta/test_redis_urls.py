@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from fsclient.config import open_store
-from fsmeta.errors import ConfigError, Unavailable
+from fsmeta.errors import Ambiguous, ConfigError, StoreError, Unavailable
 from fsmeta.store import PUT
-from fsmeta.store_redis import RedisStore
+from fsmeta.store_redis import CONNECT_TIMEOUT_S, RedisStore
 from tests.conftest import assert_clean
-from tests.meta.engines import RUNTIME, change, make_volume
+from tests.meta.engines import RUNTIME, change, make_volume, wait_until
 from tests.redis_server import RedisServer, free_port
 
 SECRET = "hunter2-S3cr3t"
@@ -73,8 +74,6 @@ WRONG = [
     "redis://:{secret}@127.0.0.1:port/0",  # not a URL
     "redis://:{secret}/{secret}@127.0.0.1:{port}/0",
     "redis://:a@{secret}@127.0.0.1:{closed}/0",
-    # no TLS there: Redis waits for the rest of a line, and we for an answer
-    pytest.param("rediss://:{secret}@127.0.0.1:{port}/0", marks=pytest.mark.soak),
 ]
 
 
@@ -112,7 +111,17 @@ def test_a_password_that_changed_is_not_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["redis", "http://127.0.0.1/0", "redis:/127.0.0.1", "redis://127.0.0.1:99999/0", "://", ""],
+    [
+        *(
+            "redis",
+            "http://127.0.0.1/0",
+            "redis:/127.0.0.1",
+            "redis://127.0.0.1:99999/0",
+            "://",
+            "",
+        ),
+        *("redis://127.0.0.1/0?bogus=1", "rediss://127.0.0.1/0?ssl_cert_reqs=bogus"),
+    ],
 )
 def test_what_is_no_url_of_ours(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -155,7 +164,7 @@ def test_tls(secure: tuple[RedisServer, int, Path]) -> None:
 def test_tls_with_a_stranger(secure: tuple[RedisServer, int, Path]) -> None:
     """A certificate nobody vouches for is refused."""
     _, port, _ = secure
-    with pytest.raises(ConfigError, match="certificate") as caught:
+    with pytest.raises(ConfigError, match=r"certificate.*ssl_ca_certs=FILE") as caught:
         open_store(f"rediss://:{SECRET}@127.0.0.1:{port}/0", RUNTIME)
     assert SECRET not in str(caught.value)
 
@@ -176,3 +185,54 @@ def test_tls_from_many_threads(secure: tuple[RedisServer, int, Path]) -> None:
     assert store.read([(ROW, b"n")]) == [b"400"]
     assert_clean(store)
     store.close()
+
+
+@pytest.mark.parametrize(
+    "timeout_s", [0.5, pytest.param(CONNECT_TIMEOUT_S, marks=pytest.mark.soak)]
+)
+def test_tls_where_there_is_none(
+    guarded: RedisServer, timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis waits for the rest of a line, and we for an answer."""
+    monkeypatch.setattr("fsmeta.store_redis.CONNECT_TIMEOUT_S", timeout_s)
+    _refused(f"rediss://:{SECRET}@127.0.0.1:{guarded.port}/0", "write redis://", timeout_s + 1)
+
+
+@pytest.mark.parametrize("form", ["", f":{SECRET}@"])
+def test_no_tls_where_there_is(secure: tuple[RedisServer, int, Path], form: str) -> None:
+    _, port, _ = secure
+    _refused(f"redis://{form}127.0.0.1:{port}/0", "write rediss://", 1)
+
+
+def _refused(url: str, advice: str, within_s: float) -> None:
+    """One line that says what to do, soon, and no password in it."""
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        open_store(url, RUNTIME)
+    assert time.monotonic() - began < within_s
+    text = str(caught.value)
+    assert text.endswith(advice)
+    assert "\n" not in text
+    assert SECRET not in text
+
+
+def test_close_ends_a_wait_over_tls(secure: tuple[RedisServer, int, Path]) -> None:
+    """Who waits there holds the lock of all; whoever closes doesn't take it."""
+    _, port, certificate = secure
+    store = RedisStore(f"rediss://127.0.0.1:{port}/2?ssl_ca_certs={certificate}", RUNTIME)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            store._ask(store._main, (b"BLPOP", b"nothing", b"9"), changes=True)
+        except StoreError as error:
+            errors.append(error)
+
+    began = time.monotonic()
+    thread = RUNTIME.spawn("waits", wait)
+    wait_until(lambda: store._main.requests)
+    time.sleep(0.1)  # until it is on its way
+    store.close()
+    thread.join()
+    assert time.monotonic() - began < 5
+    assert [type(error) for error in errors] == [Ambiguous]

@@ -1,4 +1,4 @@
-"""How often each verb waits for Redis (design, §3), against a real one.
+"""How often each verb waits for Redis, against a real one.
 
 *Warm* means: the kernel has just looked up the names that the verb is given, as it always does, or
 this client made them. The supply of ids is warm too: once in 1024 creates a verb waits twice more.
@@ -94,7 +94,6 @@ def test_lookup_is_one(client: Client) -> None:
         assert client.call(client.meta.lookup, client.dir, name) == 1 + proof
 
 
-@pytest.mark.xfail(strict=True, reason="reported: a known name with unknown attributes costs 2")
 def test_lookup_again_is_at_most_one(client: Client) -> None:
     client.meta.cache.forget()
     client.meta.getattr(client.caller, client.dir)
@@ -197,7 +196,6 @@ def test_setattr_is_one(client: Client, want: SetAttr) -> None:
     assert [client.call(client.meta.setattr, ino, want) for _ in range(2)] == [1, 1]
 
 
-@pytest.mark.xfail(strict=True, reason="reported: extent._cut asks for the whole inode row")
 @pytest.mark.parametrize("size", [0, 10])
 def test_truncate_is_one(client: Client, size: int) -> None:
     ino = client.create(b"mine")
@@ -214,11 +212,25 @@ def test_xattrs_are_one(client: Client) -> None:
     assert client.call(client.meta.listxattr, ino) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="reported: setxattr without flags asks for the old value")
 def test_setxattr_of_an_unknown_name_is_one(client: Client) -> None:
     ino = client.lookup(b"theirs").ino  # type: ignore[union-attr]
     client.meta.getattr(client.caller, ino)
     assert client.call(client.meta.setxattr, ino, b"user.a", b"1") == 1
+
+
+def test_views_of_known_and_unknown_are_one(client: Client) -> None:
+    """What is remembered is asked for again with the rest, so that nothing has to be proved."""
+    ino = client.lookup(b"theirs").ino  # type: ignore[union-attr]
+    client.meta.getattr(client.caller, ino)
+    with pytest.raises(OSError, match="no such attribute"):
+        client.meta.getxattr(client.caller, ino, b"user.a")
+    costs = []
+    for name in (b"user.b", b"user.b"):
+        before = client.meta.store.round_trips
+        with pytest.raises(OSError, match="no such attribute"):
+            client.meta.getxattr(client.caller, ino, name)
+        costs.append(client.meta.store.round_trips - before)
+    assert costs == [1, 0]
 
 
 def test_a_write_is_one(client: Client) -> None:
@@ -268,7 +280,6 @@ def test_a_cold_create_needs_one_read_more(client: Client) -> None:
     assert client.call(client.meta.create, client.dir, b"new", 0o100644) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="reported: the name is asked for, and then its inode")
 def test_a_cold_unlink_needs_one_read_more(client: Client) -> None:
     client.meta.cache.forget()
     client.meta.getattr(client.caller, client.dir)

@@ -1,0 +1,159 @@
+"""The connection that threads share, with a server that is slow to connect to, or is no Redis."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from fsmeta.errors import Ambiguous, StoreError, Unavailable
+from fsmeta.redis_channel import Channel
+from fsmeta.runtime import Thread
+from tests.meta.engines import RUNTIME, wait_until
+
+PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
+AT_ONCE_S = 1.0  # what needs no answer takes far less
+
+
+class FakeServer:
+    """Makes connections; each first runs `connecting`, and finds `greeting` as its answer."""
+
+    def __init__(self) -> None:
+        self.connecting: Callable[[], object] = bool
+        self.greeting = PONG
+        self.attempts = 0
+        self.far: list[socket.socket] = []
+
+    def make(self) -> FakeConnection:
+        return FakeConnection(self)
+
+
+class FakeConnection:
+    """A `redis_channel.RedisConnection`."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+        self._sock: socket.socket | None = None
+
+    def connect(self) -> None:
+        self._server.attempts += 1
+        self._server.connecting()
+        self._sock, far = socket.socketpair()
+        self._server.far.append(far)
+        far.sendall(self._server.greeting)
+
+    def disconnect(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+
+    __del__ = disconnect
+
+    def send_command(self, *words: str, **options: Any) -> None:
+        raise AssertionError((words, options))
+
+    def read_response(self) -> Any:
+        raise AssertionError
+
+    def can_read(self, timeout: float = 0) -> bool:
+        raise AssertionError(timeout)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    made = FakeServer()
+    yield made
+    for far in made.far:
+        far.close()
+
+
+def _ask(channel: Channel, into: list[object]) -> Thread:
+    """A thread that pings; its answer or its error goes `into` a list."""
+
+    def body() -> None:
+        try:
+            into.append(channel.request(PING))
+        except StoreError as error:
+            into.append(type(error))
+
+    return RUNTIME.spawn("asks", body)
+
+
+def test_close_does_not_wait_for_a_connection(server: FakeServer) -> None:
+    """As at an unmount while Redis is away."""
+    answer = threading.Event()
+    server.connecting = answer.wait
+    channel, into = Channel(server.make, RUNTIME), list[object]()
+    thread = _ask(channel, into)
+    wait_until(lambda: server.attempts)
+    began = time.monotonic()
+    channel.close()
+    assert time.monotonic() - began < AT_ONCE_S
+    answer.set()
+    thread.join()
+    assert into == [Unavailable]
+    assert server.attempts == 1
+
+
+def test_reset_does_not_wait_for_a_connection(server: FakeServer) -> None:
+    """And what was being connected before it is not used."""
+    answer = threading.Event()
+    server.connecting = answer.wait
+    channel, into = Channel(server.make, RUNTIME), list[object]()
+    thread = _ask(channel, into)
+    wait_until(lambda: server.attempts)
+    began = time.monotonic()
+    channel.reset()
+    assert time.monotonic() - began < AT_ONCE_S
+    answer.set()
+    thread.join()
+    assert into == [b"PONG"]
+    assert server.attempts == 2
+    channel.close()
+
+
+def test_close_ends_a_wait_for_an_answer(server: FakeServer) -> None:
+    server.greeting = b"+PO"
+    channel, into = Channel(server.make, RUNTIME), list[object]()
+    thread = _ask(channel, into)
+    wait_until(lambda: channel.requests)
+    channel.close()
+    thread.join()
+    assert into == [Ambiguous]
+
+
+def test_those_who_wait_share_a_failure(server: FakeServer) -> None:
+    """Ten timeouts one after the other would be ten times as long."""
+    answer = threading.Event()
+
+    def fail() -> None:
+        answer.wait()
+        raise redis.ConnectionError("nobody there")
+
+    server.connecting = fail
+    channel, into = Channel(server.make, RUNTIME), list[object]()
+    threads = [_ask(channel, into) for _ in range(10)]
+    wait_until(lambda: server.attempts)
+    time.sleep(0.1)  # by then nearly all wait
+    answer.set()
+    for thread in threads:
+        thread.join()
+    assert into == [Unavailable] * 10
+    assert server.attempts < 5
+    server.connecting = bool
+    assert channel.request(PING) == b"PONG"
+    channel.close()
+
+
+def test_what_is_no_redis_is_hung_up_on(server: FakeServer) -> None:
+    server.greeting = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+    channel = Channel(server.make, RUNTIME)
+    with pytest.raises(Ambiguous):
+        channel.request(PING)
+    server.greeting = PONG
+    assert channel.request(PING) == b"PONG"
+    channel.close()
