@@ -11,6 +11,9 @@ are taken, and a grant whose directory was taken meanwhile is noted again. An an
 the kernel may still arrive after its notification, so each notification is sent a second time,
 AGAIN_AFTER_S later.
 
+Some of our own changes the kernel does not see in the answer to its request: open(2) that truncates
+drops S_ISUID, and its answer carries no attributes. `stale` has them asked for again.
+
 Threading: grants take no lock (each step on the leases is atomic); the notifier thread takes leases
 and holds nothing while it talks to the kernel.
 """
@@ -45,6 +48,7 @@ class Coherence:
         self._listed: set[Ino] = set()  # directories whose listing the kernel may have kept
         self._cond = runtime.condition()
         self._queue: deque[Sequence[bytes] | None] = deque()  # guarded by _cond; None: all rows
+        self._stale: set[Ino] = set()  # guarded by _cond
         self._stopped = False  # guarded by _cond
         self._notifier: Notifier | None = None
         self._thread: Thread | None = None
@@ -133,6 +137,17 @@ class Coherence:
 
     # --- taking back -----------------------------------------------------------------------------
 
+    def stale(self, ino: Ino) -> None:
+        """We changed attributes of `ino` otherwise than the kernel has asked for.
+
+        From any thread: the notifier tells it, soon after the answer to the request that did it.
+        """
+        if self._notifier is None:
+            return
+        with self._cond:
+            self._stale.add(ino)
+            self._cond.notify()
+
     def _changed(self, rows: Sequence[bytes] | None) -> None:
         """Called by the store's thread, after our own caches have dropped the rows."""
         if self._notifier is None:
@@ -144,20 +159,24 @@ class Coherence:
     def _run(self) -> None:
         while True:
             with self._cond:
-                while not self._queue and not self._stopped:
+                while not self._queue and not self._stale and not self._stopped:
                     self._cond.wait()
                 if self._stopped:
                     return
                 batch = list(self._queue)
                 self._queue.clear()
+                stale, self._stale = self._stale, set()
             leases = [lease for rows in batch for lease in self._take(rows)]
-            self._tell(leases)
-            if leases:
+            self._tell(leases, stale)
+            if leases or stale:
                 self._runtime.sleep(AGAIN_AFTER_S)
-                self._tell(leases)
+                self._tell(leases, stale)
 
-    def _tell(self, leases: list[tuple[Ino, bytes | None]]) -> None:
+    def _tell(self, leases: list[tuple[Ino, bytes | None]], stale: set[Ino]) -> None:
         assert self._notifier is not None
+        for ino in stale:
+            self.notifications += 1
+            self._notifier.inval_attr(ino)
         for ino, name in leases:
             self.notifications += 1
             if name is None:

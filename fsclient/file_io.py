@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from fsclient.coherence import Coherence
 from fsclient.filesystem import Buffer, Opened
 from fsclient.open_files import FileHandle, OpenFile, OpenFiles
 from fsdata.blocks import BlockStore
@@ -95,7 +96,15 @@ class DataSide:
 class FileIO:
     """Reads and writes through handles."""
 
-    def __init__(self, meta: Meta, data: DataSide, files: OpenFiles, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        meta: Meta,
+        data: DataSide,
+        files: OpenFiles,
+        coherence: Coherence,
+        runtime: Runtime,
+    ) -> None:
+        self._coherence = coherence
         self._meta = meta
         self._data = data
         self._files = files
@@ -157,8 +166,11 @@ class FileIO:
             raise OSError(errno.ESTALE, f"inode {file.ino} has no name")
         access.require(caller, attr, _mask(flags))
         if flags & os.O_TRUNC:
+            mode = attr.mode
             want = SetAttr(size=0, mtime_now=True, kill_suid=kill_suid, opened=True)
             attr = self.truncate(caller, file.ino, want)
+            if attr.mode != mode:
+                self._coherence.stale(file.ino)  # the answer to OPEN has no room for a mode
         else:
             file.learn(attr, commits)
         same = self._versions.still(attr)

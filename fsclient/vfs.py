@@ -53,8 +53,8 @@ class VFS:
         self._meta = meta
         self._runtime = runtime
         self.files = OpenFiles(meta, runtime)
-        self.io = FileIO(meta, data, self.files, runtime)
         self.coherence = Coherence(meta, runtime)
+        self.io = FileIO(meta, data, self.files, self.coherence, runtime)
         self._virtual = virtual
         self._corrupt: Corrupt | None = None  # set once; everything that writes is EROFS then
         self._removed: dict[Ino, Attr] = {}  # lost their last name here; each step is atomic

@@ -20,6 +20,7 @@ import pytest
 from tests.posix.conftest import Twins
 
 NS = 10**9
+USER = 60001
 FIRST_NS, LAST_NS = -(1 << 63), (1 << 63) - 1  # what SliceFS can say
 YEAR_1900_S, YEAR_2400_S = -2_208_988_800, 13_569_465_600
 CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0)  # cap_net_bind_service=ep
@@ -109,20 +110,39 @@ def test_far_times(twins: Twins, time_ns: int, shown_ns: int) -> None:
     path.unlink()
 
 
-def test_who_overwrites_a_setuid_program_is_not_its_owner(root: Path) -> None:
-    """The kernel, too, must know at once that S_ISUID is gone; nobody calls stat(2) meanwhile."""
+def _as_user(*command: str) -> bytes:
+    return subprocess.run(command, user=USER, check=True, capture_output=True).stdout
+
+
+def _setuid_program(root: Path) -> Path:
+    """id(1), which runs as root; and anybody may write it."""
     program = root / "id"
     shutil.copy("/usr/bin/id", program)
     program.chmod(0o4777)
-    user = 60001
+    assert _who_runs(program) == 0
+    return program
 
-    def who() -> int:
-        command = [str(program), "-u"]
-        return int(subprocess.run(command, user=user, check=True, capture_output=True).stdout)
 
-    assert who() == 0
-    subprocess.run(["/bin/sh", "-c", f"printf x >> {program}"], user=user, check=True)
-    assert who() == user
+def _who_runs(program: Path) -> int:
+    return int(_as_user(str(program), "-u"))
+
+
+def test_who_overwrites_a_setuid_program_is_not_its_owner(root: Path) -> None:
+    """The kernel, too, must know at once that S_ISUID is gone; nobody calls stat(2) meanwhile."""
+    program = _setuid_program(root)
+    _as_user("/bin/sh", "-c", f"printf x >> {program}")
+    assert _who_runs(program) == USER
+
+
+def test_who_truncates_a_setuid_program_is_not_its_owner(root: Path) -> None:
+    """OPEN's answer carries no mode, and who writes the file anew is root, who keeps the bit."""
+    program = _setuid_program(root)
+    content = program.read_bytes()
+    fd = os.open(program, os.O_WRONLY)
+    _as_user("/bin/sh", "-c", f": > {program}")
+    assert os.write(fd, content) == len(content)
+    os.close(fd)
+    Twins.wait_until(lambda: _who_runs(program) == USER, 5, 0.02)
 
 
 def test_truncate_to_the_same_size(root: Path) -> None:
