@@ -128,12 +128,15 @@ class FileIO:
         The file gets the time of its last write, which stat(2) has been showing since.
         """
         file = self._files.get(ino)
+        unprivileged = None
         if file is not None:
-            mtime_ns = file.mtime_ns
-        before, after = self._meta.write_slices(ino, batch, length, mtime_ns)
+            mtime_ns, unprivileged = file.mtime_ns, file.unprivileged
+        before, after = self._meta.write_slices(ino, batch, length, mtime_ns, unprivileged)
         self._versions.moved(before, after)
         if file is not None:
             file.committed(after)
+        if after.mode != before.mode:
+            self._coherence.stale(ino)
         for index in dict.fromkeys(index for index, _ in batch):
             self.on_many_slices(ino, index)
 
@@ -168,7 +171,7 @@ class FileIO:
         if flags & os.O_TRUNC:
             mode = attr.mode
             want = SetAttr(size=0, mtime_now=True, kill_suid=kill_suid, opened=True)
-            attr = self.truncate(caller, file.ino, want)
+            attr = self.setattr(caller, file.ino, want)
             if attr.mode != mode:
                 self._coherence.stale(file.ino)  # the answer to OPEN has no room for a mode
         else:
@@ -249,11 +252,10 @@ class FileIO:
         if offset + len(data) > FILE_SIZE_MAX:
             raise OSError(errno.EFBIG, f"write to {offset}")
         file = handle.file
-        if kill_suid and file.suid:
-            self._meta.setattr(caller, file.ino, SetAttr(kill_suid=True))
-            file.suid = False
         if self._meta.format.capacity:
             self._require_space(len(data))
+        if kill_suid:
+            file.unprivileged = caller
         file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
         self._writer(file).write(offset, data)
         return len(data)
@@ -287,8 +289,8 @@ class FileIO:
             writer.flush(durable=True)
         self._meta.sync()
 
-    def truncate(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
-        """setattr with a size: after what was written before, before what comes later."""
+    def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
+        """setattr that comes after what was written before it, and before what comes later."""
         file = self._files.get(ino)
         if file is None:
             return self._meta.setattr(caller, ino, want)
@@ -296,6 +298,8 @@ class FileIO:
         commits = file.commits
         attr = self._meta.setattr(caller, ino, want)
         file.learn(attr, commits)
+        if want.mode is not None:
+            file.unprivileged = None  # whose data are committed, or written at the same time
         return attr
 
     def flush_all(self) -> list[tuple[Ino, Exception]]:

@@ -229,10 +229,15 @@ class Meta:
         return self._view(extent.read_chunk, ROOT_CALLER, ino, index)
 
     def write_slices(
-        self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
+        self,
+        ino: Ino,
+        batch: Sequence[tuple[int, Slice]],
+        length: int,
+        mtime_ns: int,
+        unprivileged: Caller | None = None,
     ) -> Written:
         """Make stored slices part of a file: (chunk index, slice) in order."""
-        return self._run(extent.write, ROOT_CALLER, ino, batch, length, mtime_ns)
+        return self._run(extent.write, ROOT_CALLER, ino, batch, length, mtime_ns, unprivileged)
 
     def forget_chunks(self, inos: Iterable[Ino]) -> None:
         """Ask the store again for what is in these files."""

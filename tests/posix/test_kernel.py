@@ -145,6 +145,27 @@ def test_who_truncates_a_setuid_program_is_not_its_owner(root: Path) -> None:
     Twins.wait_until(lambda: _who_runs(program) == USER, 5, 0.02)
 
 
+def test_who_overwrites_what_became_setuid_elsewhere(root: Path, twins: Twins) -> None:
+    """The bit was set on another mount, after the file was opened on this one."""
+    path, there = root / "f", twins.second / root.name / "f"
+    path.write_bytes(b"12345")
+    path.chmod(0o777)
+    Twins.wait_until(lambda: there.exists() and os.stat(there).st_mode & 0o777 == 0o777, 3)
+    command = ["/bin/sh", "-c", f"exec 3<>{there}; echo; read _; printf x >&3"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, user=USER, stdin=pipe, stdout=pipe) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        path.chmod(0o4777)
+        writer.stdin.write(b"now\n")
+        writer.stdin.close()
+        assert writer.wait() == 0
+    assert stat.S_IMODE(os.stat(there).st_mode) == 0o777
+    Twins.wait_until(lambda: stat.S_IMODE(os.stat(path).st_mode) == 0o777, 3)
+    assert path.read_bytes() == b"x2345"
+
+
 def test_truncate_to_the_same_size(root: Path) -> None:
     """truncate(2) leaves the times then, ftruncate(2) does not; as on tmpfs."""
     path = root / "f"
