@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
@@ -290,17 +291,24 @@ class FileIO:
         self._meta.sync()
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
-        """setattr that comes after what was written before it, and before what comes later."""
+        """chmod(2), chown(2), utimensat(2), truncate(2); in order with what is written here."""
         file = self._files.get(ino)
-        if file is None:
-            return self._meta.setattr(caller, ino, want)
+        if file is None or not _follows_writes(want):
+            return self._setattr(caller, ino, want)
         self.flush_file(file)
         commits = file.commits
-        attr = self._meta.setattr(caller, ino, want)
+        attr = self._setattr(caller, ino, want)
         file.learn(attr, commits)
         if want.mode is not None:
             file.unprivileged = None  # whose data are committed, or written at the same time
         return attr
+
+    def _setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
+        """A time that we set does not make the kernel's pages old; and an empty file has none."""
+        before, after = self._meta.setattr(caller, ino, want)
+        if want.size is None or before.size == 0:
+            self._versions.moved(before, after)
+        return after
 
     def flush_all(self) -> list[tuple[Ino, Exception]]:
         """Store everything there is; what could not be."""
@@ -315,6 +323,16 @@ class FileIO:
     def handle(self, fh: int) -> FileHandle:
         """Raises: EBADF."""
         return self._files.file_handle(fh)
+
+
+def _follows_writes(want: SetAttr) -> bool:
+    """Whether what was written before must not be committed after this.
+
+    It would bring its own, later mtime with it, and drop S_ISUID.
+    """
+    times = want.mtime_ns is not None or want.mtime_now
+    setuid = want.mode is not None and want.mode & (stat.S_ISUID | stat.S_ISGID) != 0
+    return want.size is not None or times or setuid
 
 
 def _ignore(ino: Ino, index: int) -> None:

@@ -195,9 +195,7 @@ class VFS:
         if want.size is not None and fh is not None:
             # ftruncate(2): who may write to the open file may, whatever its mode is by now
             want = want._replace(mtime_now=True, opened=self.io.handle(fh).writable)
-        if _follows_writes(want):
-            return self._stat(self.io.setattr(caller, ino, want))
-        return self._stat(self._meta.setattr(caller, ino, want))
+        return self._stat(self.io.setattr(caller, ino, want))
 
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
         self._meta.access(caller, ino, mask)
@@ -388,16 +386,6 @@ class VFS:
     def releasedir(self, ino: Ino, fh: int) -> None:
         del ino
         self.files.leave(fh)
-
-
-def _follows_writes(want: SetAttr) -> bool:
-    """Whether what was written before must not be committed after this.
-
-    It would bring its own, later mtime with it, and drop S_ISUID.
-    """
-    times = want.mtime_ns is not None or want.mtime_now
-    setuid = want.mode is not None and want.mode & (stat.S_ISUID | stat.S_ISGID) != 0
-    return want.size is not None or times or setuid
 
 
 def _conforms(vfs: VFS) -> FileSystem:

@@ -19,8 +19,7 @@ from fsmeta.ops import attr, create, directory, extent, link, lookup, reclaim, r
 from fsmeta.ops import session as sessions
 from fsmeta.ops import xattr as xattrs
 from fsmeta.ops.create import NewNode
-from fsmeta.ops.extent import Written
-from fsmeta.ops.inode import Env
+from fsmeta.ops.inode import Changed, Env
 from fsmeta.ops.rename import Place, Renamed
 from fsmeta.runtime import Runtime
 from fsmeta.schema import SessionRecord
@@ -181,7 +180,7 @@ class Meta:
         """The attributes of a file that is being opened, asked anew unless the store vouches."""
         return self._view(lookup.open_, caller, ino)
 
-    def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
+    def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Changed:
         if want.size is not None:
             self._cut_in_steps(caller, ino, want.size)
         return self._run(attr.setattr_, caller, ino, want)
@@ -235,7 +234,7 @@ class Meta:
         length: int,
         mtime_ns: int,
         unprivileged: Caller | None = None,
-    ) -> Written:
+    ) -> Changed:
         """Make stored slices part of a file: (chunk index, slice) in order."""
         return self._run(extent.write, ROOT_CALLER, ino, batch, length, mtime_ns, unprivileged)
 

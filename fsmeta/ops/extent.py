@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from fsmeta import access, quota, schema
-from fsmeta.ops.inode import Env, get_attr
+from fsmeta.ops.inode import Changed, Env, get_attr
 from fsmeta.slices import covered
 from fsmeta.transact import Txn
 from fsmeta.types import (
@@ -28,13 +28,6 @@ from fsmeta.types import (
 )
 
 CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps (COMMIT_OPS_MAX)
-
-
-class Written(NamedTuple):
-    """An inode before and after a write."""
-
-    before: Attr
-    after: Attr
 
 
 def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
@@ -58,7 +51,7 @@ def write(
     length: int,
     mtime_ns: int,
     unprivileged: Caller | None,
-) -> Written:
+) -> Changed:
     """Add slices (chunk index, slice), whose data are already stored.
 
     The file grows to `length` if it is shorter; the data were written at `mtime_ns`, perhaps before
@@ -93,7 +86,7 @@ def write(
     if mode != attr.mode:
         new_attr = new_attr._replace(mode=mode)
         txn.put(row, schema.ATTR_FIELD, schema.pack_attr(new_attr))
-    return Written(attr, new_attr)
+    return Changed(attr, new_attr)
 
 
 def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:

@@ -52,7 +52,7 @@ def test_truncate_after_a_compaction_elsewhere() -> None:
         new = Slice(0, second.new_slice_id(), 110, 0, 110)
         assert second.compact_chunk(ino, 0, old, [new])
         assert second.getattr(ROOT_CALLER, ino).used == 110  # the hole has become zeros
-        assert first.setattr(ROOT_CALLER, ino, SetAttr(size=0)).used == 0
+        assert first.setattr(ROOT_CALLER, ino, SetAttr(size=0)).after.used == 0
 
 
 def test_unlink_of_what_is_gone() -> None:
