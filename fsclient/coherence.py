@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from fsclient.filesystem import Entry, Notifier, Stat
 from fsmeta import schema
@@ -34,6 +34,13 @@ LONG_S: Final = 3600.0
 SHORT_S: Final = 1.0
 AGAIN_AFTER_S: Final = 0.05
 LEASES_MAX: Final = 500_000  # of each kind, about 50 MB; then all are taken back at once
+
+
+class _Notices(NamedTuple):
+    """What the kernel is to forget."""
+
+    leases: list[tuple[Ino, bytes | None]]  # (directory, name), or (inode, None)
+    stale: set[Ino]  # inodes whose attributes only
 
 
 class Coherence:
@@ -157,27 +164,32 @@ class Coherence:
             self._cond.notify()
 
     def _run(self) -> None:
+        again: deque[tuple[float, _Notices]] = deque()  # when and what; of the last AGAIN_AFTER_S
         while True:
             with self._cond:
                 while not self._queue and not self._stale and not self._stopped:
-                    self._cond.wait()
+                    left = again[0][0] - self._runtime.monotonic() if again else None
+                    if left is not None and left <= 0:
+                        break
+                    self._cond.wait(left)
                 if self._stopped:
                     return
                 batch = list(self._queue)
                 self._queue.clear()
                 stale, self._stale = self._stale, set()
-            leases = [lease for rows in batch for lease in self._take(rows)]
-            self._tell(leases, stale)
-            if leases or stale:
-                self._runtime.sleep(AGAIN_AFTER_S)
-                self._tell(leases, stale)
+            while again and again[0][0] <= self._runtime.monotonic():
+                self._tell(again.popleft()[1])
+            notices = _Notices([lease for rows in batch for lease in self._take(rows)], stale)
+            if any(notices):
+                self._tell(notices)
+                again.append((self._runtime.monotonic() + AGAIN_AFTER_S, notices))
 
-    def _tell(self, leases: list[tuple[Ino, bytes | None]], stale: set[Ino]) -> None:
+    def _tell(self, notices: _Notices) -> None:
         assert self._notifier is not None
-        for ino in stale:
+        for ino in notices.stale:
             self.notifications += 1
             self._notifier.inval_attr(ino)
-        for ino, name in leases:
+        for ino, name in notices.leases:
             self.notifications += 1
             if name is None:
                 self._notifier.inval_inode(ino)

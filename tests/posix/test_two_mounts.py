@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fsclient.coherence import AGAIN_AFTER_S
 from tests.posix.conftest import Twins
 
 NEWS_S = 0.1  # what news may take
@@ -66,6 +67,22 @@ def test_news_of_another_mount(twins: Twins) -> None:
             took.setdefault(name, []).append(twins.wait_until(seen, NEWS_MAX_S))
     slow = {name: times for name, times in took.items() if statistics.median(times) > NEWS_S}
     assert not slow
+
+
+def test_news_in_a_row(twins: Twins) -> None:
+    """Some news do not wait for the repetition of others."""
+    if twins.engine != "redis":
+        pytest.skip("without tracking a kernel believes what it saw for a second")
+    here, there = twins.first / "row", twins.second / "row"
+    here.touch()
+    twins.settle("row")
+    took = []
+    for mode in range(0o700, 0o740):
+        here.chmod(mode)
+        seen = _shows(there, lambda status: stat.S_IMODE(status.st_mode) == mode)  # noqa: B023
+        took.append(twins.wait_until(seen, NEWS_MAX_S, 0.0005))
+    here.unlink()
+    assert statistics.median(took) < AGAIN_AFTER_S / 2
 
 
 def _let_two_rounds_pass(twins: Twins, turn: int) -> None:
