@@ -1,7 +1,8 @@
 """open, read, write, flush, fsync, release: where a handle meets slices and blocks.
 
 The kernel's page cache is kept over an open when the file's (mtime, size) are what they were when
-its pages were read. Our own writes move that mark along, since the kernel has those pages already.
+its pages were read. What we change ourselves moves that mark along: the kernel has the pages that
+were written, and a time that was set makes none of them old.
 
 Threading: called by the transport's threads, several for one file at once.
 """

@@ -111,7 +111,10 @@ def test_far_times(twins: Twins, time_ns: int, shown_ns: int) -> None:
 
 
 def _as_user(*command: str) -> bytes:
-    return subprocess.run(command, user=USER, check=True, capture_output=True).stdout
+    done = subprocess.run(
+        command, user=USER, group=USER, extra_groups=(), check=True, capture_output=True
+    )
+    return done.stdout
 
 
 def _setuid_program(root: Path) -> Path:
@@ -164,6 +167,20 @@ def test_who_overwrites_what_became_setuid_elsewhere(root: Path, twins: Twins) -
     assert stat.S_IMODE(os.stat(there).st_mode) == 0o777
     Twins.wait_until(lambda: stat.S_IMODE(os.stat(path).st_mode) == 0o777, 3)
     assert path.read_bytes() == b"x2345"
+
+
+def test_who_drops_setgid(root: Path) -> None:
+    """USER is a stranger to the file's group."""
+    path = root / "f"
+    path.write_bytes(b"12345")
+    for mode, left in ((0o2777, 0o777), (0o2767, 0o2767)):
+        for command in (f"printf x >> {path}", f": > {path}"):
+            path.chmod(mode)
+            _as_user("/bin/sh", "-c", command)
+            assert stat.S_IMODE(os.stat(path).st_mode) == left
+    os.chown(path, USER, 0)
+    _as_user("/bin/chmod", "2755", str(path))
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
 
 
 def test_truncate_to_the_same_size(root: Path) -> None:

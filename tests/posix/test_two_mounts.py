@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import statistics
@@ -131,6 +132,15 @@ class _Files:
             os.close(fd)
 
 
+def _errno_of_listing(path: str) -> int:
+    """0 where it can be listed."""
+    try:
+        os.listdir(path)
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
 class _Directories:
     """Directories without names: open, removed by either mount; and a working directory."""
 
@@ -157,6 +167,11 @@ class _Directories:
             with pytest.raises(FileNotFoundError):
                 os.mkdir("x", dir_fd=fd)
 
+    def check_cwd(self) -> None:
+        """It is not open, so it goes; what is known of it the mount that removed it still says."""
+        Twins.wait_until(lambda: _errno_of_listing(".") == errno.ESTALE, 20, 0.05)
+        assert os.stat(".").st_nlink == 0
+
     def close(self) -> None:
         os.chdir(self._before)
         for fd in self._fds:
@@ -174,6 +189,7 @@ def test_what_is_open_outlives_its_name(twins: Twins, pytestconfig: pytest.Confi
             _let_two_rounds_pass(twins, turn)
             files.check(turn)
             directories.check()
+        directories.check_cwd()
     finally:
         objects = twins.objects()
         files.close()
