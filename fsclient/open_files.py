@@ -129,9 +129,7 @@ class FileHandle:
 
     def __init__(self, file: OpenFile, flags: int) -> None:
         self.file = file
-        self.readable = flags & os.O_ACCMODE != os.O_WRONLY
         self.writable = flags & os.O_ACCMODE != os.O_RDONLY
-        self.append = bool(flags & os.O_APPEND)
         self.reader: FileReader | None = None  # made at the first read
 
 

@@ -1,8 +1,7 @@
 """Telling the kernel that what it believes has changed: the Notifier on `/dev/fuse`.
 
-Called by whoever learns of a change (cache invalidation, the control socket). A notification is a
-write whose header has unique id 0 and the code in place of the errno; the kernel acts on it inside
-that write.
+Called by `Coherence` in a thread of its own. A notification is a write whose header has unique id
+0 and the code in place of the errno; the kernel acts on it inside that write.
 
 Deadlocks. The write takes kernel locks that a process may hold while it waits for an answer of
 ours: `inval_entry` takes the directory's lock (held across create, unlink, rename, a lookup on
