@@ -11,6 +11,9 @@ are taken, and a grant whose directory was taken meanwhile is noted again. An an
 the kernel may still arrive after its notification, so each notification is sent a second time,
 AGAIN_AFTER_S later.
 
+Some of our own changes the kernel does not see in the answer to its request: open(2) that truncates
+drops S_ISUID, and its answer carries no attributes. `stale` has them asked for again.
+
 Threading: grants take no lock (each step on the leases is atomic); the notifier thread takes leases
 and holds nothing while it talks to the kernel.
 """
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from fsclient.filesystem import Entry, Notifier, Stat
 from fsmeta import schema
@@ -34,6 +37,13 @@ _DOTS: Final = (b".", b"..")
 LEASES_MAX: Final = 500_000  # of each kind, about 50 MB; then all are taken back at once
 
 
+class _Notices(NamedTuple):
+    """What the kernel is to forget."""
+
+    leases: list[tuple[Ino, bytes | None]]  # (directory, name), or (inode, None)
+    stale: set[Ino]  # inodes whose attributes only
+
+
 class Coherence:
     """Grants time to the kernel, and takes it back."""
 
@@ -46,6 +56,7 @@ class Coherence:
         self._listed: set[Ino] = set()  # directories whose listing the kernel may have kept
         self._cond = runtime.condition()
         self._queue: deque[Sequence[bytes] | None] = deque()  # guarded by _cond; None: all rows
+        self._stale: set[Ino] = set()  # guarded by _cond
         self._stopped = False  # guarded by _cond
         self._notifier: Notifier | None = None
         self._thread: Thread | None = None
@@ -159,6 +170,17 @@ class Coherence:
 
     # --- taking back -----------------------------------------------------------------------------
 
+    def stale(self, ino: Ino) -> None:
+        """We changed attributes of `ino` otherwise than the kernel has asked for.
+
+        From any thread: the notifier tells it, soon after the answer to the request that did it.
+        """
+        if self._notifier is None:
+            return
+        with self._cond:
+            self._stale.add(ino)
+            self._cond.notify()
+
     def _changed(self, rows: Sequence[bytes] | None) -> None:
         """Called by the store's thread, after our own caches have dropped the rows."""
         if self._notifier is None:
@@ -168,23 +190,32 @@ class Coherence:
             self._cond.notify()
 
     def _run(self) -> None:
+        again: deque[tuple[float, _Notices]] = deque()  # when and what; of the last AGAIN_AFTER_S
         while True:
             with self._cond:
-                while not self._queue and not self._stopped:
-                    self._cond.wait()
+                while not self._queue and not self._stale and not self._stopped:
+                    left = again[0][0] - self._runtime.monotonic() if again else None
+                    if left is not None and left <= 0:
+                        break
+                    self._cond.wait(left)
                 if self._stopped:
                     return
                 batch = list(self._queue)
                 self._queue.clear()
-            leases = [lease for rows in batch for lease in self._take(rows)]
-            self._tell(leases)
-            if leases:
-                self._runtime.sleep(AGAIN_AFTER_S)
-                self._tell(leases)
+                stale, self._stale = self._stale, set()
+            while again and again[0][0] <= self._runtime.monotonic():
+                self._tell(again.popleft()[1])
+            notices = _Notices([lease for rows in batch for lease in self._take(rows)], stale)
+            if any(notices):
+                self._tell(notices)
+                again.append((self._runtime.monotonic() + AGAIN_AFTER_S, notices))
 
-    def _tell(self, leases: list[tuple[Ino, bytes | None]]) -> None:
+    def _tell(self, notices: _Notices) -> None:
         assert self._notifier is not None
-        for ino, name in leases:
+        for ino in notices.stale:
+            self.notifications += 1
+            self._notifier.inval_attr(ino)
+        for ino, name in notices.leases:
             self.notifications += 1
             if name is None:
                 self._notifier.inval_inode(ino)

@@ -1,7 +1,8 @@
 """open, read, write, flush, fsync, release: where a handle meets slices and blocks.
 
 The kernel's page cache is kept over an open when the file's (mtime, size) are what they were when
-its pages were read. Our own writes move that mark along, since the kernel has those pages already.
+its pages were read. What we change ourselves moves that mark along: the kernel has the pages that
+were written, and a time that was set makes none of them old.
 
 Threading: called by the transport's threads, several for one file at once.
 """
@@ -11,10 +12,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from fsclient.coherence import Coherence
 from fsclient.filesystem import Buffer, Opened
 from fsclient.open_files import FileHandle, OpenFile, OpenFiles
 from fsdata.blocks import BlockStore
@@ -95,7 +98,15 @@ class DataSide:
 class FileIO:
     """Reads and writes through handles."""
 
-    def __init__(self, meta: Meta, data: DataSide, files: OpenFiles, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        meta: Meta,
+        data: DataSide,
+        files: OpenFiles,
+        coherence: Coherence,
+        runtime: Runtime,
+    ) -> None:
+        self._coherence = coherence
         self._meta = meta
         self._data = data
         self._files = files
@@ -119,12 +130,15 @@ class FileIO:
         The file gets the time of its last write, which stat(2) has been showing since.
         """
         file = self._files.get(ino)
+        unprivileged = None
         if file is not None:
-            mtime_ns = file.mtime_ns
-        before, after = self._meta.write_slices(ino, batch, length, mtime_ns)
+            mtime_ns, unprivileged = file.mtime_ns, file.unprivileged
+        before, after = self._meta.write_slices(ino, batch, length, mtime_ns, unprivileged)
         self._versions.moved(before, after)
         if file is not None:
             file.committed(after)
+        if after.mode != before.mode:
+            self._coherence.stale(ino)
         for index in dict.fromkeys(index for index, _ in batch):
             self.on_many_slices(ino, index)
 
@@ -157,8 +171,11 @@ class FileIO:
             raise OSError(errno.ESTALE, f"inode {file.ino} has no name")
         access.require(caller, attr, _mask(flags))
         if flags & os.O_TRUNC:
+            mode = attr.mode
             want = SetAttr(size=0, mtime_now=True, kill_suid=kill_suid, opened=True)
-            attr = self.truncate(caller, file.ino, want)
+            attr = self.setattr(caller, file.ino, want)
+            if attr.mode != mode:
+                self._coherence.stale(file.ino)  # the answer to OPEN has no room for a mode
         else:
             file.learn(attr, commits)
         same = self._versions.still(attr)
@@ -237,11 +254,10 @@ class FileIO:
         if offset + len(data) > FILE_SIZE_MAX:
             raise OSError(errno.EFBIG, f"write to {offset}")
         file = handle.file
-        if kill_suid and file.suid:
-            self._meta.setattr(caller, file.ino, SetAttr(kill_suid=True))
-            file.suid = False
         if self._meta.format.capacity:
             self._require_space(len(data))
+        if kill_suid:
+            file.unprivileged = caller
         file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
         self._writer(file).write(offset, data)
         return len(data)
@@ -275,16 +291,25 @@ class FileIO:
             writer.flush(durable=True)
         self._meta.sync()
 
-    def truncate(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
-        """setattr with a size: after what was written before, before what comes later."""
+    def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
+        """chmod(2), chown(2), utimensat(2), truncate(2); in order with what is written here."""
         file = self._files.get(ino)
-        if file is None:
-            return self._meta.setattr(caller, ino, want)
+        if file is None or not _follows_writes(want):
+            return self._setattr(caller, ino, want)
         self.flush_file(file)
         commits = file.commits
-        attr = self._meta.setattr(caller, ino, want)
+        attr = self._setattr(caller, ino, want)
         file.learn(attr, commits)
+        if want.mode is not None:
+            file.unprivileged = None  # whose data are committed, or written at the same time
         return attr
+
+    def _setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
+        """A time that we set does not make the kernel's pages old; and an empty file has none."""
+        before, after = self._meta.setattr(caller, ino, want)
+        if want.size is None or before.size == 0:
+            self._versions.moved(before, after)
+        return after
 
     def flush_all(self) -> list[tuple[Ino, Exception]]:
         """Store everything there is; what could not be."""
@@ -299,6 +324,16 @@ class FileIO:
     def handle(self, fh: int) -> FileHandle:
         """Raises: EBADF."""
         return self._files.file_handle(fh)
+
+
+def _follows_writes(want: SetAttr) -> bool:
+    """Whether what was written before must not be committed after this.
+
+    It would bring its own, later mtime with it, and drop S_ISUID.
+    """
+    times = want.mtime_ns is not None or want.mtime_now
+    setuid = want.mode is not None and want.mode & (stat.S_ISUID | stat.S_ISGID) != 0
+    return want.size is not None or times or setuid
 
 
 def _ignore(ino: Ino, index: int) -> None:

@@ -142,6 +142,9 @@ class Notifier(Protocol):
     def inval_inode(self, ino: Ino) -> None:
         """Forget attributes and pages of `ino`."""
 
+    def inval_attr(self, ino: Ino) -> None:
+        """Forget attributes of `ino`; its pages are true."""
+
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         """Forget where `name` leads."""
 

@@ -20,9 +20,10 @@ from typing import Final
 
 from fsdata.reader import FileReader
 from fsdata.writer import FileWriter, WriteSide
+from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.runtime import Lock, Runtime
-from fsmeta.types import ROOT_CALLER, Attr, Dentry, Ino, Slice
+from fsmeta.types import ROOT_CALLER, Attr, Caller, Dentry, Ino, Slice
 
 CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does not vouch
 
@@ -36,7 +37,8 @@ class OpenFile:
         self.writer: FileWriter | None = None  # made under the table's lock, once
         self.length = 0  # as far as we know; a read beyond it asks again; written under _lock
         self.commits = 0  # of ours to this file; written under _lock
-        self.suid = False
+        # who wrote last without CAP_FSETID; each commit drops S_ISUID then, until chmod(2) sets it
+        self.unprivileged: Caller | None = None
         self.mtime_ns = 0  # of the last write
         self._lock = lock  # the table's
         self._meta = meta
@@ -48,7 +50,6 @@ class OpenFile:
 
         `commits` is the count from before `attr` was asked for.
         """
-        self.suid = bool(attr.mode & 0o6000)
         with self._lock:
             if self.commits != commits or self.dirty:
                 return
@@ -80,7 +81,9 @@ class OpenFile:
             return attr
         mtime = self.mtime_ns
         size = max(attr.size, writer.length)
+        unprivileged = self.unprivileged
         return attr._replace(
+            mode=attr.mode if unprivileged is None else access.drop_suid(unprivileged, attr),
             size=size,
             used=min(size, attr.used + writer.pending_bytes),
             mtime_ns=mtime,
@@ -126,9 +129,7 @@ class FileHandle:
 
     def __init__(self, file: OpenFile, flags: int) -> None:
         self.file = file
-        self.readable = flags & os.O_ACCMODE != os.O_WRONLY
         self.writable = flags & os.O_ACCMODE != os.O_RDONLY
-        self.append = bool(flags & os.O_APPEND)
         self.reader: FileReader | None = None  # made at the first read
 
 

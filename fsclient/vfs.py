@@ -52,8 +52,8 @@ class VFS:
         self._meta = meta
         self._runtime = runtime
         self.files = OpenFiles(meta, runtime)
-        self.io = FileIO(meta, data, self.files, runtime)
         self.coherence = Coherence(meta, runtime)
+        self.io = FileIO(meta, data, self.files, self.coherence, runtime)
         self._virtual = virtual
         self._corrupt: Corrupt | None = None  # set once; everything that writes is EROFS then
         self._removed: dict[Ino, Attr] = {}  # lost their last name here; each step is atomic
@@ -190,19 +190,11 @@ class VFS:
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> Stat:
         self._require_writable()
         if self._virtual.owns(ino):
-            return self._virtual.getattr(ino)  # `> .control` truncates
+            return self._virtual.getattr(ino)  # truncate(2) changes nothing
         if want.size is not None and fh is not None:
             # ftruncate(2): who may write to the open file may, whatever its mode is by now
             want = want._replace(mtime_now=True, opened=self.io.handle(fh).writable)
-        if want.size is not None or want.mtime_ns is not None or want.mtime_now:
-            # data written before must not bring its own, later mtime with it
-            attr = self.io.truncate(caller, ino, want)
-        else:
-            attr = self._meta.setattr(caller, ino, want)
-        file = self.files.get(ino)
-        if file is not None:
-            file.suid = bool(attr.mode & 0o6000)
-        return self._stat(attr)
+        return self._stat(self.io.setattr(caller, ino, want))
 
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
         self._meta.access(caller, ino, mask)

@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fsdata.blocks import BlockStore
-from fsdata.geometry import block_ranges
+from fsdata.geometry import block_ranges, runs_of
 from fsmeta.errors import StoreError
 from fsmeta.slices import Segment, resolve
 from fsmeta.types import Slice, SliceId, SliceKind
-
-HOLE_MIN_BYTES = 1 << 20  # a smaller inner hole is cheaper as zeros in a block than as two records
 
 
 def rewrite(blocks: BlockStore, slices: Sequence[Slice], new_id: SliceId) -> list[Slice]:
@@ -29,7 +27,7 @@ def rewrite(blocks: BlockStore, slices: Sequence[Slice], new_id: SliceId) -> lis
     Raises: ObjectMissing, ObjectDamaged, Unavailable, OSError ENOSPC; then nothing is left of
     `new_id`, as far as the store can be reached.
     """
-    runs = _runs(resolve(slices))
+    runs = runs_of(resolve(slices))
     size = sum(run[-1].end - run[0].pos for run in runs)
     try:
         _write(blocks, runs, new_id)
@@ -59,22 +57,6 @@ def _delete(blocks: BlockStore, new_id: SliceId, size: int) -> None:
         blocks.delete_slice(new_id, size)
     except (OSError, StoreError):
         pass  # gc will: nothing refers to them
-
-
-def _runs(view: list[Segment]) -> list[list[Segment]]:
-    """Data segments in groups without a large hole; each group begins and ends with data."""
-    runs: list[list[Segment]] = []
-    hole: Segment | None = None
-    for part in view:
-        if part.slice is None:
-            hole = part
-            continue
-        if runs and (hole is None or hole.length < HOLE_MIN_BYTES):
-            runs[-1] += [part] if hole is None else [hole, part]
-        else:
-            runs.append([part])
-        hole = None
-    return runs
 
 
 def _bytes(blocks: BlockStore, runs: list[list[Segment]]) -> Iterator[memoryview]:

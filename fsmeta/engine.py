@@ -19,8 +19,7 @@ from fsmeta.ops import attr, create, directory, extent, link, lookup, reclaim, r
 from fsmeta.ops import session as sessions
 from fsmeta.ops import xattr as xattrs
 from fsmeta.ops.create import NewNode
-from fsmeta.ops.extent import Written
-from fsmeta.ops.inode import Env
+from fsmeta.ops.inode import Changed, Env
 from fsmeta.ops.rename import Place, Renamed
 from fsmeta.runtime import Runtime
 from fsmeta.schema import SessionRecord
@@ -186,11 +185,14 @@ class Meta:
         """The attributes of a file that is being opened, asked anew unless the store vouches."""
         return lookup.known_attr(self.cache, ino) or self._view(lookup.open_, caller, ino)
 
-    def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
+    def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Changed:
+        """Change attributes. A very long file is shortened in several commits."""
+        first: Attr | None = None
         while True:
-            now = self._run(attr.setattr_, caller, ino, want)
-            if want.size in (None, now.size):
-                return now
+            before, after = self._run(attr.setattr_, caller, ino, want)
+            first = first or before
+            if want.size in (None, after.size):
+                return Changed(first, after)
             want = want._replace(opened=True)  # who was let in may go on
 
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
@@ -227,10 +229,15 @@ class Meta:
         return self._view(extent.read_chunk, ROOT_CALLER, ino, index)
 
     def write_slices(
-        self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
-    ) -> Written:
+        self,
+        ino: Ino,
+        batch: Sequence[tuple[int, Slice]],
+        length: int,
+        mtime_ns: int,
+        unprivileged: Caller | None = None,
+    ) -> Changed:
         """Make stored slices part of a file: (chunk index, slice) in order."""
-        return self._run(extent.write, ROOT_CALLER, ino, batch, length, mtime_ns)
+        return self._run(extent.write, ROOT_CALLER, ino, batch, length, mtime_ns, unprivileged)
 
     def forget_chunks(self, inos: Iterable[Ino]) -> None:
         """Ask the store again for what is in these files."""

@@ -1,16 +1,17 @@
 """Telling the kernel that what it believes has changed: the Notifier on `/dev/fuse`.
 
-Called by whoever learns of a change (cache invalidation, the control socket). A notification is a
-write whose header has unique id 0 and the code in place of the errno; the kernel acts on it inside
-that write.
+Called by `Coherence` in a thread of its own. A notification is a write whose header has unique id
+0 and the code in place of the errno; the kernel acts on it inside that write.
 
 Deadlocks. The write takes kernel locks that a process may hold while it waits for an answer of
 ours: `inval_entry` takes the directory's lock (held across create, unlink, rename, a lookup on
-older kernels), `inval_inode` waits for pages that a read is filling. Therefore:
+older kernels), `inval_inode` waits for pages that a read is filling; `inval_attr` waits for
+neither, but keeps to the same rule. Therefore:
   - never notify from a thread that serves a request, nor while holding a lock that serving one may
     need: notify from a thread of your own that holds nothing;
   - a notification may last as long as the slowest request: queue them, don't wait for them;
-  - don't notify about what the kernel has just asked for: its answer tells it already.
+  - don't notify about what the kernel has just asked for: its answer tells it already, except
+    where it has no room for what changed.
 
 What is not cached is not an error (ENOENT). Where the kernel can expire an entry (Linux 6.2) it is
 expired, not torn down: it is asked for again at its next use, and what is below or mounted on it
@@ -31,6 +32,7 @@ from fsmeta.types import Ino
 _NOT_CACHED: Final = frozenset((errno.ENOENT, errno.ENOTDIR))
 _GONE: Final = frozenset((errno.ENODEV, errno.ENOTCONN, errno.EBADF))  # no kernel left to tell
 _ALL: Final = 0  # a length that reaches to the end of the file
+_NO_PAGES: Final = -1  # an offset that spares the pages: fuse_reverse_inval_inode()
 
 
 class KernelNotifier:
@@ -44,6 +46,9 @@ class KernelNotifier:
 
     def inval_inode(self, ino: Ino) -> None:
         self._send(protocol.NOTIFY_INVAL_INODE, abi.NOTIFY_INVAL_INODE.pack(ino, 0, _ALL))
+
+    def inval_attr(self, ino: Ino) -> None:
+        self._send(protocol.NOTIFY_INVAL_INODE, abi.NOTIFY_INVAL_INODE.pack(ino, _NO_PAGES, _ALL))
 
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         head = abi.NOTIFY_INVAL_ENTRY.pack(parent, len(name), self._entry_flags)

@@ -8,7 +8,7 @@ from typing import Final
 
 from fsmeta import access
 from fsmeta.ops.extent import change_size
-from fsmeta.ops.inode import Env, get_attr, put_attr
+from fsmeta.ops.inode import Changed, Env, get_attr, put_attr
 from fsmeta.transact import Txn
 from fsmeta.types import Attr, Ino, SetAttr
 
@@ -18,8 +18,8 @@ _TIME_MIN_NS: Final = -(1 << 63)
 _TIME_MAX_NS: Final = (1 << 63) - 1
 
 
-def setattr_(txn: Txn, env: Env, ino: Ino, want: SetAttr) -> Attr:
-    """Change what `want` names, all at once; returns the new attributes.
+def setattr_(txn: Txn, env: Env, ino: Ino, want: SetAttr) -> Changed:
+    """Change what `want` names, all at once.
 
     A size alone is truncate(2), which leaves the times of a file that has it already; ftruncate(2)
     and O_TRUNC say `mtime_now` with it. A file of very many chunks gets shorter, but not all at
@@ -37,12 +37,12 @@ def setattr_(txn: Txn, env: Env, ino: Ino, want: SetAttr) -> Attr:
             access.require(env.caller, attr, access.WRITE)
         new = change_size(txn, env, new, want.size)
         if new == attr and not want.mtime_now:
-            return attr
+            return Changed(attr, attr)
         if new.size != attr.size and want.mtime_ns is None:
             new = new._replace(mtime_ns=env.now_ns)
     new = new._replace(ctime_ns=env.now_ns)
     put_attr(txn, new)
-    return new
+    return Changed(attr, new)
 
 
 def _chown(env: Env, attr: Attr, want: SetAttr) -> Attr:

@@ -9,22 +9,25 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from fsmeta import quota, schema
-from fsmeta.ops.inode import Env, get_attr
+from fsmeta import access, quota, schema
+from fsmeta.ops.inode import Changed, Env, get_attr
 from fsmeta.slices import covered
 from fsmeta.transact import Txn
-from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, Attr, Ino, Slice, SliceKind, Usage, space_of
+from fsmeta.types import (
+    CHUNK_BYTES,
+    FILE_SIZE_MAX,
+    Attr,
+    Caller,
+    Ino,
+    Slice,
+    SliceKind,
+    Usage,
+    space_of,
+)
 
 CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps (COMMIT_OPS_MAX)
-
-
-class Written(NamedTuple):
-    """An inode before and after a write."""
-
-    before: Attr
-    after: Attr
 
 
 def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
@@ -47,11 +50,13 @@ def write(
     batch: Sequence[tuple[int, Slice]],
     length: int,
     mtime_ns: int,
-) -> Written:
+    unprivileged: Caller | None,
+) -> Changed:
     """Add slices (chunk index, slice), whose data are already stored.
 
     The file grows to `length` if it is shorter; the data were written at `mtime_ns`, perhaps before
-    a chmod that is already here, so ctime does not go back.
+    a chmod that is already here, so ctime does not go back. `unprivileged` has written some of them
+    without CAP_FSETID: S_ISUID goes together with the content that it was set for.
     Raises: ESTALE, ENOSPC, EDQUOT.
     """
     attr = get_attr(txn, ino)
@@ -78,7 +83,11 @@ def write(
     if attr.nlink:
         quota.charge(txn, env.limits, space=new_attr.space - attr.space, inodes=0)
     txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(new_attr))
-    return Written(attr, new_attr)
+    mode = attr.mode if unprivileged is None else access.drop_suid(unprivileged, attr)
+    if mode != attr.mode:
+        new_attr = new_attr._replace(mode=mode)
+        txn.put(row, schema.ATTR_FIELD, schema.pack_attr(new_attr))
+    return Changed(attr, new_attr)
 
 
 def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:

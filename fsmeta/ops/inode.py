@@ -20,6 +20,13 @@ class Env(NamedTuple):
     limits: Usage
 
 
+class Changed(NamedTuple):
+    """An inode before and after a change."""
+
+    before: Attr
+    after: Attr
+
+
 class Found(NamedTuple):
     """A name that exists, and its inode."""
 

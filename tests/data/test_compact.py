@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdata.compact import HOLE_MIN_BYTES, rewrite
+from fsdata.compact import rewrite
+from fsdata.geometry import HOLE_MIN_BYTES, HOLES_MAX, should_compact
 from fsmeta.slices import covered, resolve
 from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId, SliceKind
 from tests.data.test_reader import store
@@ -40,8 +43,8 @@ def test_rewrite_shows_the_same(parts: list[tuple[int, int, bool]]) -> None:
     records = rewrite(world.blocks, slices, NEW)
     assert shown(world, records) == before.rstrip(b"\0") or before.startswith(shown(world, records))
     assert len(shown(world, records)) >= len(before.rstrip(b"\0"))
-    assert len(records) <= 1
-    assert covered(records) <= len(before)
+    assert len(records) <= 4
+    assert covered(records) <= covered(slices) + len(slices) * HOLE_MIN_BYTES
     world.close()
 
 
@@ -64,6 +67,40 @@ def test_large_inner_holes_stay_holes(world: World) -> None:
     assert after == before[: len(after)]
     assert not any(before[len(after) :])
     assert [part.slice is None for part in resolve(records)] == [True, False, True, False]
+
+
+def test_sparse_files_stay_sparse(world: World) -> None:
+    """4 KiB in each 128 KiB: the same space as before, and no rewrite that makes no fewer."""
+    count, step, length = 100, 128 << 10, 4096
+    slices = [
+        Slice(step * n, store(world, n + 1, pattern(length, n)), length, 0, length)
+        for n in range(count)
+    ]
+    assert not should_compact(slices)
+    twice = [*slices, *(each._replace(pos=each.pos + length) for each in slices)]
+    assert should_compact(twice)
+    before = shown(world, twice)
+    records = rewrite(world.blocks, twice, NEW)
+    assert len(records) == count
+    assert covered(records) == covered(twice) == 2 * count * length
+    assert shown(world, records) == before
+    assert not should_compact(records)
+
+
+def test_the_largest_holes_stay(world: World) -> None:
+    """Of more than there may be; what is left is no reason to compact again."""
+    count = 2 * HOLES_MAX
+    piece = Slice(0, store(world, 1, pattern(8, 1)), 8, 0, 8)
+    gaps = [HOLE_MIN_BYTES + n % 7 * 8192 for n in range(count)]
+    slices = [piece._replace(pos=8 * n + sum(gaps[:n])) for n in range(count + 1)]
+    assert slices[-1].end <= CHUNK_BYTES
+    before = shown(world, slices)
+    records = rewrite(world.blocks, slices, NEW)
+    assert len(records) == HOLES_MAX + 1
+    kept = [right.pos - left.end for left, right in pairwise(records)]
+    assert sorted(kept) == sorted(gaps)[-HOLES_MAX:]
+    assert shown(world, records) == before
+    assert not should_compact(records)
 
 
 def test_all_holes_become_nothing(world: World) -> None:

@@ -53,6 +53,16 @@ def test_inval_inode(session: Session, fs: RamFS, file: Path) -> None:
     assert fs.calls["getattr"] > 0
 
 
+def test_inval_attr(session: Session, fs: RamFS, file: Path) -> None:
+    """Pages stay."""
+    fs.opened = Opened(0, keep_cache=True)
+    assert file.read_bytes() == b"old"
+    session.notifier.inval_attr(ino_of(fs))
+    assert file.read_bytes() == b"old"
+    assert fs.calls["getattr"] > 0
+    assert fs.calls["read"] == 0
+
+
 def test_inval_entry(session: Session, fs: RamFS, file: Path) -> None:
     file.stat()
     assert fs.calls["lookup"] == 0

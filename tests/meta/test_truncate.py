@@ -38,11 +38,11 @@ def test_what_lies_beyond_goes(engine: Engine, size: int, known: bool) -> None:
     _write(meta, ino, range(3))
     if not known:
         meta.cache.forget()
-    attr = meta.setattr(ROOT, ino, SetAttr(size=size))
+    attr = meta.setattr(ROOT, ino, SetAttr(size=size)).after
     last, pos = divmod(size, CHUNK_BYTES)
     assert (attr.size, attr.used) == (size, 100 * last + min(pos, 100))
     assert _chunks(meta, ino) == list(range(last + (pos > 0)))
-    grown = meta.setattr(ROOT, ino, SetAttr(size=3 * CHUNK_BYTES))
+    grown = meta.setattr(ROOT, ino, SetAttr(size=3 * CHUNK_BYTES)).after
     assert grown.used == attr.used
     assert meta.getattr(ROOT, ino) == grown
 
@@ -55,7 +55,7 @@ def test_very_many_chunks_go_in_steps(engine: Engine) -> None:
     for begin in range(0, many, 500):
         _write(meta, ino, range(begin, min(begin + 500, many)))
     before = meta.transactor.counters.commits
-    attr = meta.setattr(ROOT, ino, SetAttr(size=50))
+    attr = meta.setattr(ROOT, ino, SetAttr(size=50)).after
     assert (attr.size, attr.used) == (50, 50)
     assert meta.transactor.counters.commits - before == 3
     assert _chunks(meta, ino) == [0]
@@ -71,10 +71,10 @@ def test_a_far_end_takes_one_step(engine: Engine) -> None:
     _write(meta, ino, range(far - 1, far), pos=CHUNK_BYTES - 100)
     assert meta.getattr(ROOT, ino).size == FILE_SIZE_MAX
     before = meta.store.round_trips
-    assert meta.setattr(ROOT, ino, SetAttr(size=50)).used == 50
+    assert meta.setattr(ROOT, ino, SetAttr(size=50)).after.used == 50
     assert meta.store.round_trips - before <= 4
     assert _chunks(meta, ino) == [0]
-    assert meta.setattr(ROOT, ino, SetAttr(size=FILE_SIZE_MAX)).size == FILE_SIZE_MAX
+    assert meta.setattr(ROOT, ino, SetAttr(size=FILE_SIZE_MAX)).after.size == FILE_SIZE_MAX
     with pytest.raises(OSError, match="size") as caught:
         meta.setattr(ROOT, ino, SetAttr(size=FILE_SIZE_MAX + 1))
     assert caught.value.errno == errno.EFBIG
@@ -88,7 +88,7 @@ def test_who_was_let_in_ends_what_he_began(engine: Engine) -> None:
     meta.setattr(ROOT, ino, SetAttr(uid=1000, gid=1000))
     for begin in range(0, CHUNKS_A_COMMIT + 500, 500):
         _write(meta, ino, range(begin, begin + 500))
-    attr = meta.setattr(user, ino, SetAttr(size=0, mode=0o400))
+    attr = meta.setattr(user, ino, SetAttr(size=0, mode=0o400)).after
     assert (attr.size, attr.used, attr.mode & 0o777) == (0, 0, 0o400)
 
 
@@ -100,5 +100,5 @@ def test_what_others_have_written_goes_too(engine: Engine, index: int) -> None:
     _write(meta, ino, range(1))
     meta.setattr(ROOT, ino, SetAttr(size=2 * CHUNK_BYTES))
     _write(other, ino, range(index, index + 1), pos=500)
-    assert meta.setattr(ROOT, ino, SetAttr(size=0)).used == 0
+    assert meta.setattr(ROOT, ino, SetAttr(size=0)).after.used == 0
     assert _chunks(meta, ino) == []

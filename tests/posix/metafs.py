@@ -60,7 +60,7 @@ class MetaFS:
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> Stat:
         if want.size is not None and fh is not None:
             want = want._replace(mtime_now=True, opened=self._writable[fh])
-        return Stat(self.meta.setattr(caller, ino, want), 0.0)
+        return Stat(self.meta.setattr(caller, ino, want).after, 0.0)
 
     def readlink(self, caller: Caller, ino: Ino) -> bytes:
         return self.meta.readlink(caller, ino)

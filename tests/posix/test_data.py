@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,6 +175,41 @@ def test_two_mounts_in_turn(twins: Twins) -> None:
         os.close(fd)
         twins.settle("turns")
     (twins.first / "turns").unlink()
+
+
+def test_a_copy_with_its_times_is_not_fetched(twins: Twins) -> None:
+    """cp -p, tar -x: the kernel has the pages that were written, though mtime is another's."""
+    size = 3 << 20
+    source, path = twins.volume.folder / "source", twins.first / "copy"
+    source.write_bytes(random.Random(3).randbytes(size))
+    os.utime(source, (10**9, 10**9))
+    subprocess.run(["cp", "-p", source, path], check=True)
+    before = _blocks_asked_for(twins)
+    assert path.read_bytes() == source.read_bytes()
+    os.utime(path, (1, 1))
+    assert path.read_bytes() == source.read_bytes()
+    assert _blocks_asked_for(twins) == before
+    there = twins.second / path.name
+    twins.settle(path.name)
+    assert there.read_bytes() == source.read_bytes()
+    assert _blocks_asked_for(twins) > before
+    path.unlink()
+
+
+def test_a_file_that_is_made_as_a_hole_is_not_fetched(twins: Twins) -> None:
+    """ftruncate, then writes: as downloads and arrays in files are made."""
+    path, data = twins.first / "filled", bytes(range(256)) * 4096
+    with path.open("wb") as file:
+        file.truncate(len(data))
+        file.write(data)
+    before = _blocks_asked_for(twins)
+    assert path.read_bytes() == data
+    assert _blocks_asked_for(twins) == before
+    path.unlink()
+
+
+def _blocks_asked_for(twins: Twins) -> float:
+    return twins.stat("cache_hits_total") + twins.stat("cache_misses_total")
 
 
 def test_many_small_writes_are_compacted(twins: Twins) -> None:

@@ -20,6 +20,7 @@ import pytest
 from tests.posix.conftest import Twins
 
 NS = 10**9
+USER = 60001
 FIRST_NS, LAST_NS = -(1 << 63), (1 << 63) - 1  # what SliceFS can say
 YEAR_1900_S, YEAR_2400_S = -2_208_988_800, 13_569_465_600
 CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0)  # cap_net_bind_service=ep
@@ -109,20 +110,77 @@ def test_far_times(twins: Twins, time_ns: int, shown_ns: int) -> None:
     path.unlink()
 
 
-def test_who_overwrites_a_setuid_program_is_not_its_owner(root: Path) -> None:
-    """The kernel, too, must know at once that S_ISUID is gone; nobody calls stat(2) meanwhile."""
+def _as_user(*command: str) -> bytes:
+    done = subprocess.run(
+        command, user=USER, group=USER, extra_groups=(), check=True, capture_output=True
+    )
+    return done.stdout
+
+
+def _setuid_program(root: Path) -> Path:
+    """id(1), which runs as root; and anybody may write it."""
     program = root / "id"
     shutil.copy("/usr/bin/id", program)
     program.chmod(0o4777)
-    user = 60001
+    assert _who_runs(program) == 0
+    return program
 
-    def who() -> int:
-        command = [str(program), "-u"]
-        return int(subprocess.run(command, user=user, check=True, capture_output=True).stdout)
 
-    assert who() == 0
-    subprocess.run(["/bin/sh", "-c", f"printf x >> {program}"], user=user, check=True)
-    assert who() == user
+def _who_runs(program: Path) -> int:
+    return int(_as_user(str(program), "-u"))
+
+
+def test_who_overwrites_a_setuid_program_is_not_its_owner(root: Path) -> None:
+    """The kernel, too, must know at once that S_ISUID is gone; nobody calls stat(2) meanwhile."""
+    program = _setuid_program(root)
+    _as_user("/bin/sh", "-c", f"printf x >> {program}")
+    assert _who_runs(program) == USER
+
+
+def test_who_truncates_a_setuid_program_is_not_its_owner(root: Path) -> None:
+    """OPEN's answer carries no mode, and who writes the file anew is root, who keeps the bit."""
+    program = _setuid_program(root)
+    content = program.read_bytes()
+    fd = os.open(program, os.O_WRONLY)
+    _as_user("/bin/sh", "-c", f": > {program}")
+    assert os.write(fd, content) == len(content)
+    os.close(fd)
+    Twins.wait_until(lambda: _who_runs(program) == USER, 5, 0.02)
+
+
+def test_who_overwrites_what_became_setuid_elsewhere(root: Path, twins: Twins) -> None:
+    """The bit was set on another mount, after the file was opened on this one."""
+    path, there = root / "f", twins.second / root.name / "f"
+    path.write_bytes(b"12345")
+    path.chmod(0o777)
+    Twins.wait_until(lambda: there.exists() and os.stat(there).st_mode & 0o777 == 0o777, 3)
+    command = ["/bin/sh", "-c", f"exec 3<>{there}; echo; read _; printf x >&3"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, user=USER, stdin=pipe, stdout=pipe) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        path.chmod(0o4777)
+        writer.stdin.write(b"now\n")
+        writer.stdin.close()
+        assert writer.wait() == 0
+    assert stat.S_IMODE(os.stat(there).st_mode) == 0o777
+    Twins.wait_until(lambda: stat.S_IMODE(os.stat(path).st_mode) == 0o777, 3)
+    assert path.read_bytes() == b"x2345"
+
+
+def test_who_drops_setgid(root: Path) -> None:
+    """USER is a stranger to the file's group."""
+    path = root / "f"
+    path.write_bytes(b"12345")
+    for mode, left in ((0o2777, 0o777), (0o2767, 0o2767)):
+        for command in (f"printf x >> {path}", f": > {path}"):
+            path.chmod(mode)
+            _as_user("/bin/sh", "-c", command)
+            assert stat.S_IMODE(os.stat(path).st_mode) == left
+    os.chown(path, USER, 0)
+    _as_user("/bin/chmod", "2755", str(path))
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
 
 
 def test_truncate_to_the_same_size(root: Path) -> None:

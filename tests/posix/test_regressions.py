@@ -52,7 +52,7 @@ def test_truncate_after_a_compaction_elsewhere() -> None:
         new = Slice(0, second.new_slice_id(), 110, 0, 110)
         assert second.compact_chunk(ino, 0, old, [new])
         assert second.getattr(ROOT_CALLER, ino).used == 110  # the hole has become zeros
-        assert first.setattr(ROOT_CALLER, ino, SetAttr(size=0)).used == 0
+        assert first.setattr(ROOT_CALLER, ino, SetAttr(size=0)).after.used == 0
 
 
 def test_unlink_of_what_is_gone() -> None:
@@ -189,3 +189,35 @@ def test_open_that_truncates_drops_setuid_in_one_verb() -> None:
             assert attr.mode == 0o100777
             assert attr.mtime_ns > 5
             vfs.release(ino, opened.fh)
+
+
+def test_a_write_drops_what_became_setuid_elsewhere() -> None:
+    """The bit was looked at when the file was opened; the commit of what is written decides."""
+    with inproc.client(inproc.memory()) as client:
+        vfs, meta = client.vfs, client.meta
+        ino = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100777).ino
+        fh = vfs.open(STRANGER, ino, os.O_RDWR).fh
+        meta.setattr(ROOT_CALLER, ino, SetAttr(mode=0o4777))
+        vfs.write(ROOT_CALLER, ino, fh, 0, memoryview(b"1"), False)
+        vfs.flush(ROOT_CALLER, ino, fh)
+        assert meta.getattr(ROOT_CALLER, ino).mode == 0o104777
+        vfs.write(STRANGER, ino, fh, 0, memoryview(b"2"), True)
+        assert vfs.getattr(STRANGER, ino, None).attr.mode == 0o100777
+        assert meta.getattr(ROOT_CALLER, ino).mode == 0o104777  # as the content it was set for
+        vfs.flush(STRANGER, ino, fh)
+        assert meta.getattr(ROOT_CALLER, ino).mode == 0o100777
+        vfs.release(ino, fh)
+
+
+def test_what_is_setuid_after_a_write_stays_so() -> None:
+    """write, fchmod, close, as install(1) does it; and root may write on."""
+    with inproc.client(inproc.memory()) as client:
+        vfs, meta = client.vfs, client.meta
+        ino = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100777).ino
+        fh = vfs.open(STRANGER, ino, os.O_RDWR).fh
+        vfs.write(STRANGER, ino, fh, 0, memoryview(b"2"), True)
+        vfs.setattr(ROOT_CALLER, ino, SetAttr(mode=0o4755), None)
+        vfs.write(ROOT_CALLER, ino, fh, 1, memoryview(b"3"), False)
+        vfs.flush(STRANGER, ino, fh)
+        assert meta.getattr(ROOT_CALLER, ino).mode == 0o104755
+        vfs.release(ino, fh)

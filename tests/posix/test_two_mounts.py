@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import statistics
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fsclient.coherence import AGAIN_AFTER_S
 from tests.posix.conftest import Twins
 
 NEWS_S = 0.1  # what news may take
@@ -68,6 +70,22 @@ def test_news_of_another_mount(twins: Twins) -> None:
     assert not slow
 
 
+def test_news_in_a_row(twins: Twins) -> None:
+    """Some news do not wait for the repetition of others."""
+    if twins.engine != "redis":
+        pytest.skip("without tracking a kernel believes what it saw for a second")
+    here, there = twins.first / "row", twins.second / "row"
+    here.touch()
+    twins.settle("row")
+    took = []
+    for mode in range(0o700, 0o740):
+        here.chmod(mode)
+        seen = _shows(there, lambda status: stat.S_IMODE(status.st_mode) == mode)  # noqa: B023
+        took.append(twins.wait_until(seen, NEWS_MAX_S, 0.0005))
+    here.unlink()
+    assert statistics.median(took) < AGAIN_AFTER_S / 2
+
+
 def _let_two_rounds_pass(twins: Twins, turn: int) -> None:
     """Wait until an inode, and then its slices, that were closed just now have been deleted."""
     purged, deleted = twins.stat("inodes_purged_total"), twins.stat("slices_deleted_total")
@@ -114,6 +132,15 @@ class _Files:
             os.close(fd)
 
 
+def _errno_of_listing(path: str) -> int:
+    """0 where it can be listed."""
+    try:
+        os.listdir(path)
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
 class _Directories:
     """Directories without names: open, removed by either mount; and a working directory."""
 
@@ -140,6 +167,11 @@ class _Directories:
             with pytest.raises(FileNotFoundError):
                 os.mkdir("x", dir_fd=fd)
 
+    def check_cwd(self) -> None:
+        """It is not open, so it goes; what is known of it the mount that removed it still says."""
+        Twins.wait_until(lambda: _errno_of_listing(".") == errno.ESTALE, 20, 0.05)
+        assert os.stat(".").st_nlink == 0
+
     def close(self) -> None:
         os.chdir(self._before)
         for fd in self._fds:
@@ -157,6 +189,7 @@ def test_what_is_open_outlives_its_name(twins: Twins, pytestconfig: pytest.Confi
             _let_two_rounds_pass(twins, turn)
             files.check(turn)
             directories.check()
+        directories.check_cwd()
     finally:
         objects = twins.objects()
         files.close()

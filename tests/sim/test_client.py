@@ -60,11 +60,13 @@ def calamities_are_logged(log_watch: LogWatch) -> None:
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compaction and rounds come after little work, as they would after much."""
+    """Compaction and rounds come after little work, as they would after much; holes are small."""
     with monkeypatch.context() as patch:
         patch.setattr(compactor, "COMMITS_BEFORE_LOOK", 3)
         patch.setattr(geometry, "COMPACT_SLICES", 4)
         patch.setattr(geometry, "COMPACT_HIDDEN_MIN", 2)
+        patch.setattr(geometry, "HOLE_MIN_BYTES", 64)
+        patch.setattr(geometry, "HOLES_MAX", 2)
         yield
 
 
