@@ -53,6 +53,7 @@ class Coherence:
         self._names: dict[Ino, set[bytes]] = {}
         self._name_count = 0  # about: threads may miss each other's additions
         self._inodes: set[Ino] = set()
+        self._long: set[Ino] = set()  # those of them that were believed for LONG_S
         self._listed: set[Ino] = set()  # directories whose listing the kernel may have kept
         self._cond = runtime.condition()
         self._queue: deque[Sequence[bytes] | None] = deque()  # guarded by _cond; None: all rows
@@ -108,9 +109,11 @@ class Coherence:
         while True:
             inodes = self._inodes
             inodes.add(ino)
-            ttl = LONG_S if self._meta.vouches_inode(ino) else SHORT_S
+            long = self._meta.vouches_inode(ino)
             if ino in inodes and inodes is self._inodes:
-                return ttl
+                if long:
+                    self._long.add(ino)
+                return LONG_S if long else SHORT_S
 
     def _name_ttl(self, parent: Ino, name: bytes, otherwise: float) -> float:
         while True:
@@ -139,6 +142,7 @@ class Coherence:
             taken = inodes is not self._inodes or self._names.get(parent) is not names
             if not taken and inos <= inodes:
                 break
+        self._long.update(long)
         return {
             name: Entry(attr, name_ttl, LONG_S if attr.ino in long else SHORT_S)
             for name, attr in found.items()
@@ -146,12 +150,16 @@ class Coherence:
 
     def unknown(self, parent: Ino, names: Sequence[Dentry]) -> list[Dentry]:
         """Those of a listing, without `.` and `..`, that the kernel may not still believe."""
-        names = [dentry for dentry in names if dentry.name not in _DOTS]
         held = self._names.get(parent)
         if not held or not self._meta.vouches_names(parent):
-            return names
-        inos = self._meta.vouched_inodes(dentry.ino for dentry in names) & self._inodes
-        return [dentry for dentry in names if dentry.name not in held or dentry.ino not in inos]
+            return [dentry for dentry in names if dentry[0] not in _DOTS]
+        inodes, long = self._inodes, self._long
+        return [
+            dentry
+            for dentry in names
+            if (dentry[1] not in long or dentry[0] not in held or dentry[1] not in inodes)
+            and dentry[0] not in _DOTS
+        ]
 
     def listing(self, ino: Ino) -> tuple[bool, bool]:
         """Whether the kernel may keep the listing of a directory that is being opened, and whether
@@ -165,6 +173,7 @@ class Coherence:
     def forget(self, ino: Ino) -> None:
         """The kernel has dropped an inode, and with it what it believed of it."""
         self._inodes.discard(ino)
+        self._long.discard(ino)
         self._listed.discard(ino)
         self._name_count -= len(self._names.pop(ino, ()))
 
@@ -226,6 +235,7 @@ class Coherence:
         """The leases that `rows` end: (directory, name), or (inode, None)."""
         if rows is None:
             inodes, self._inodes = self._inodes, set()
+            self._long = set()
             names, self._names = self._names, {}
             self._listed.clear()
             self._name_count = 0
@@ -238,6 +248,7 @@ class Coherence:
             ino = Ino(schema.id_of(row))
             if row[:1] == schema.INODE_PREFIX and ino in self._inodes:
                 self._inodes.discard(ino)
+                self._long.discard(ino)
                 taken.append((ino, None))
             elif row[:1] == schema.DIR_PREFIX:
                 held = self._names.pop(ino, set())

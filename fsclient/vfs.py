@@ -347,7 +347,9 @@ class VFS:
 
     def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
         unknown = self.coherence.unknown(ino, names)
-        attrs = self._meta.attrs([child for _, child, _ in unknown]) if unknown else {}
+        if not unknown:
+            return [None] * len(names)
+        attrs = self._meta.attrs([child for _, child, _ in unknown])
         found = {name: attrs[child] for name, child, _ in unknown if child in attrs}
         entries = self.coherence.entries(ino, found)
         for name, attr in found.items():
@@ -367,10 +369,10 @@ class VFS:
     def _read_page(self, handle: DirHandle) -> None:
         assert handle.cursor is not None
         page, handle.cursor = self._meta.names(handle.file.ino, handle.cursor)
-        for dentry in page:
-            if dentry.name not in handle.seen:
-                handle.seen.add(dentry.name)
-                handle.entries.append(dentry)
+        seen = handle.seen
+        new = {dentry[0]: dentry for dentry in page if dentry[0] not in seen}
+        seen.update(new)
+        handle.entries.extend(new.values())
 
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None:
         del caller, ino, fh

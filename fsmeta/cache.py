@@ -142,6 +142,15 @@ class RowCache:
         """What is remembered of a row that the store vouches for; None where it does not."""
         return self._rows.get(row) if row in self._vouched else None
 
+    def complete(self, row: bytes) -> list[tuple[bytes, bytes]] | None:
+        """Every field of a row that the store vouches for; None where we don't know every one."""
+        if row not in self._complete or row not in self._vouched:
+            return None
+        fields = self._rows.get(row)
+        if fields is None:
+            return None
+        return [(name, value) for name, value in list(fields.items()) if value is not None]
+
     def is_vouched(self, row: bytes) -> bool:
         """Whether the store has promised to tell us when others change `row`."""
         return row in self._vouched

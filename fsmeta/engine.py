@@ -162,11 +162,14 @@ class Meta:
         A name there throughout is returned at least once, perhaps twice: leave out repeats.
         """
         row = schema.dir_row(ino)
+        known = None if cursor else self.cache.complete(row)
+        if known is not None:
+            return schema.unpack_dentries(row, known), None
         mark = self.cache.mark()
         page = self._scan(row, cursor)
         if not cursor:  # from the first page on we hear of changes
             self.cache.fill(mark, row, {}, self.store.vouches())
-        return directory.dentries(row, page), page.cursor
+        return schema.unpack_dentries(row, page.items), page.cursor
 
     def _scan(self, row: bytes, cursor: bytes) -> Page:
         """A page of a row, from the store; each field is true by itself, at some moment."""

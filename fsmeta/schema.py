@@ -48,6 +48,7 @@ from fsmeta.store import Key, Parts
 from fsmeta.types import (
     CHUNK_BYTES,
     Attr,
+    Dentry,
     FileType,
     Ino,
     SessionId,
@@ -57,6 +58,8 @@ from fsmeta.types import (
 )
 
 METADATA_VERSION: Final = 1
+
+_new: Final = tuple.__new__  # makes a NamedTuple in half the time of its constructor
 
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
@@ -201,10 +204,10 @@ class Stable(NamedTuple):
 
 def unpack_stable(ino: int, a: bytes) -> Stable:
     """Raises: Corrupt."""
-    return Stable._make(_stable_values(ino, a))
+    return _new(Stable, _stable_values(ino, a))
 
 
-def _stable_values(ino: int, a: bytes) -> tuple[int, ...]:
+def _stable_values(ino: int, a: bytes) -> tuple[int, int, int, int, int, Ino, int]:
     """The values of `Stable`."""
     try:
         version, mode, uid, gid, parent, btime = _ATTR.unpack_from(a)
@@ -231,8 +234,26 @@ def unpack_inode(ino: Ino, a: bytes, v: bytes) -> Attr:
         raise Corrupt(inode_row(ino), VOLATILE_FIELD, f"length {len(v)}") from error
     if version != _VOLATILE_V1:
         raise Corrupt(inode_row(ino), VOLATILE_FIELD, f"version {version}")
-    times = (atime - _EPOCH, mtime - _EPOCH, ctime - _EPOCH)
-    return Attr._make((ino, *_stable_values(ino, a), size, nlink, used, *times))
+    mode, uid, gid, rdev, flags, parent, btime_ns = _stable_values(ino, a)
+    return _new(
+        Attr,
+        (
+            ino,
+            mode,
+            uid,
+            gid,
+            rdev,
+            flags,
+            parent,
+            btime_ns,
+            size,
+            nlink,
+            used,
+            atime - _EPOCH,
+            mtime - _EPOCH,
+            ctime - _EPOCH,
+        ),
+    )
 
 
 _TYPES: Final = {int(kind): kind for kind in FileType}  # a look-up is cheaper than FileType()
@@ -282,6 +303,23 @@ def unpack_dentry(row: bytes, name: bytes, value: bytes) -> tuple[FileType, Ino]
         raise Corrupt(row, name, f"dentry {value!r}")
     kind, ino = _DENTRY.unpack(value)
     return _TYPES[kind], ino
+
+
+def unpack_dentries(row: bytes, items: Iterable[tuple[bytes, bytes]]) -> list[Dentry]:
+    """The names among the fields of a directory's row.
+
+    Raises: Corrupt.
+    """
+    try:
+        return [
+            _new(Dentry, (name, ino, _TYPES[kind]))
+            for name, value in items
+            for kind, ino in (_DENTRY.unpack(value),)
+        ]
+    except (struct.error, KeyError):
+        for name, value in items:
+            unpack_dentry(row, name, value)  # raises, and says which
+        raise
 
 
 # --- slices --------------------------------------------------------------------------------------

@@ -127,3 +127,9 @@ OUT_BYTES: Final = OUT_HEADER.size
 def align8(size: int) -> int:
     """`size` rounded up to the 8 bytes that directory records are aligned to."""
     return (size + 7) & ~7
+
+
+# How to pack a DIRENT, its name and their padding, by the length of the name.
+DIRENTS: Final = [
+    Struct(f"=QQII{align8(DIRENT.size + length) - DIRENT.size}s").pack for length in range(256)
+]

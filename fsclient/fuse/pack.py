@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from typing import Final, TypeAlias
 
 from fsclient.filesystem import Buffer, Entry, Opened, Stat
@@ -38,8 +39,7 @@ UNLIMITED_SPACE_BYTES: Final = 1 << 50  # what df(1) shows of a volume without a
 UNLIMITED_INODES: Final = 10 << 20
 
 _NO_ATTR: Final = (0,) * 16
-_NO_ENTRY: Final = (0,) * 22
-_PADDING: Final = tuple(b"\0" * (-length % 8) for length in range(8))  # behind a name, by len % 8
+_NO_ENTRY: Final = bytes(abi.ENTRY_OUT.size)
 
 
 def _attr_fields(attr: Attr) -> tuple[int, ...]:
@@ -68,15 +68,17 @@ def _attr_fields(attr: Attr) -> tuple[int, ...]:
 def _entry_fields(entry: Entry) -> tuple[int, ...]:
     """The values of `struct fuse_entry_out`; node id 0 says that the name leads nowhere."""
     attr, entry_ttl, attr_ttl = entry
-    seconds = int(entry_ttl)
-    nanos = int((entry_ttl - seconds) * NS)
     if attr is None:
-        return (0, 0, seconds, 0, nanos, 0, *_NO_ATTR)
-    if attr_ttl == entry_ttl:
-        return (attr[0], 1, seconds, seconds, nanos, nanos, *_attr_fields(attr))
-    attr_seconds = int(attr_ttl)
-    attr_nanos = int((attr_ttl - attr_seconds) * NS)
-    return (attr[0], 1, seconds, attr_seconds, nanos, attr_nanos, *_attr_fields(attr))
+        return (0, 0, *_ttls(entry_ttl, 0.0), *_NO_ATTR)
+    return (attr[0], 1, *_ttls(entry_ttl, attr_ttl), *_attr_fields(attr))
+
+
+@cache
+def _ttls(entry_ttl: float, attr_ttl: float) -> tuple[int, int, int, int]:
+    """Both times to live: seconds and seconds, nanoseconds and nanoseconds; few ever differ."""
+    seconds, attr_seconds = int(entry_ttl), int(attr_ttl)
+    nanos = int((entry_ttl - seconds) * NS)
+    return seconds, attr_seconds, nanos, int((attr_ttl - attr_seconds) * NS)
 
 
 def entry_out(entry: Entry) -> bytes:
@@ -125,22 +127,26 @@ def fitting(names: Sequence[Dentry], size: int, head_bytes: int) -> Sequence[Den
 def dirents(names: Sequence[Dentry], begin: int) -> bytes:
     """READDIR: names, the first of which is number `begin`."""
     page: list[bytes] = []
-    for cookie, (name, ino, kind) in enumerate(names, begin + 1):
+    cookie = begin
+    for name, ino, kind in names:
+        cookie += 1
         length = len(name)
-        page += (abi.DIRENT.pack(ino, cookie, length, kind), name, _PADDING[length & 7])
+        page.append(abi.DIRENTS[length](ino, cookie, length, kind, name))
     return b"".join(page)
 
 
 def dirents_plus(names: Sequence[Dentry], entries: Sequence[Entry | None], begin: int) -> bytes:
     """READDIRPLUS: names with what they lead to; where that is None the kernel skips it."""
     page: list[bytes] = []
-    for cookie, ((name, ino, kind), entry) in enumerate(
-        zip(names, entries, strict=True), begin + 1
-    ):
+    cookie = begin
+    for (name, child, kind), entry in zip(names, entries, strict=True):
+        cookie += 1
         length = len(name)
-        fields = _NO_ENTRY if entry is None else _entry_fields(entry)
-        head = abi.DIRENTPLUS.pack(*fields, ino, cookie, length, kind)
-        page += (head, name, _PADDING[length & 7])
+        if entry is None:
+            page.append(_NO_ENTRY)
+        else:
+            page.append(abi.ENTRY_OUT.pack(*_entry_fields(entry)))
+        page.append(abi.DIRENTS[length](child, cookie, length, kind, name))
     return b"".join(page)
 
 

@@ -1,4 +1,4 @@
-"""readdir: names in pages, and their attributes in one more request."""
+"""readdirplus: the attributes of many inodes in one request."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ from collections.abc import Sequence
 from fsmeta import schema
 from fsmeta.cache import RowCache
 from fsmeta.ops.lookup import known_attr
-from fsmeta.store import Page, Store
-from fsmeta.types import Attr, Dentry, Ino
-
-
-def dentries(row: bytes, page: Page) -> list[Dentry]:
-    """The names in a page of a directory's row. Raises: Corrupt."""
-    found = []
-    for name, value in page.items:
-        kind, child = schema.unpack_dentry(row, name, value)
-        found.append(Dentry(name, child, kind))
-    return found
+from fsmeta.store import Store
+from fsmeta.types import Attr, Ino
 
 
 def attrs(store: Store, cache: RowCache, inos: Sequence[Ino]) -> dict[Ino, Attr]:
