@@ -34,7 +34,20 @@ def refused(words: str, expected: str, code: int = 1, within_s: float = 10) -> N
 FORMAT = [
     ("foo:///x.db testvol", "scheme 'foo' is unknown: use redis://", 1),
     ("/x.db testvol", "has no scheme: use redis://", 1),
-    ("redis:/x testvol", "has no scheme", 1),
+    (f"redis:/me:{SECRET}@x/0 testvol", "'x/0' has no scheme", 1),
+    ("redis://127.0.0.1:1/x testvol", "'x' is no database number: use redis://", 1),
+    ("redis://127.0.0.1:1/1/2 testvol", "'1/2' is no database number", 1),
+    ("redis://127.0.0.1:1/1?db=2 testvol", "write the database as redis://HOST:PORT/DB", 1),
+    ("redis://127.0.0.1:1/1?fast=2 testvol", "parameter 'fast': use one of db", 1),
+    ("redis://127.0.0.1:1/1?ssl_ca_certs=/x testvol", "parameter 'ssl_ca_certs': use", 1),
+    ("rediss://127.0.0.1:1/1?ssl_cert_reqs=x testvol", "use one of none, optional, requ", 1),
+    ("rediss://127.0.0.1:1/1?ssl_keyfile=/x testvol", "ssl_keyfile: /x does not exist", 1),
+    ("redis://[::1:1/0 testvol", "can't read metadata URL redis://.*Invalid IPv6", 1),
+    ("unix://?db=1 testvol", "names no socket: use unix:///PATH", 1),
+    (f"redis://127.0.0.1:1/0?password=x@{SECRET} testvol", "write @ as %40", 1),
+    (f"redis://:x/{SECRET}@127.0.0.1:1/0 testvol", "redis://127.0.0.1:1/0: .* / as %2F", 1),
+    (f"redis://:{SECRET}?x@127.0.0.1:1/0 testvol", r"\? as %3F", 1),
+    (f"redis://:{SECRET}#x@127.0.0.1:1/0 testvol", "# as %23", 1),
     ("sqlite:// testvol", "names no file", 1),
     ("sqlite:///{base}/none/x.db testvol", "/none of the metadata file is not there: create", 1),
     ("sqlite:///{base}/empty testvol", "is a directory: name a file", 1),
@@ -80,6 +93,7 @@ def test_format(base: Path, words: str, expected: str, code: int) -> None:
         ("", "--bucket: name the directory"),
         ("--bucket {base}/text", "text/testvol': Not a directory; name a directory"),
         ("--bucket /proc/none", "/proc/none/testvol': No such file"),
+        ("--bucket s3://host/bucket", "--bucket s3://host/bucket: name a directory"),
     ],
 )
 def test_format_with_a_bad_bucket(base: Path, bucket: str, expected: str) -> None:
@@ -138,6 +152,22 @@ def test_a_redis_that_wants_a_password(served: Volume, durable_redis: DurableRed
     assert SECRET not in json.dumps(served.status())
 
 
+@needs_mounts
+def test_nobody_else_reads_the_password(served: Volume, durable_redis: DurableRedis) -> None:
+    durable_redis.ask("CONFIG", "SET", "requirepass", SECRET)
+    right, plain = served.meta.replace("//", f"//:{SECRET}@"), served.meta
+    served.meta = right
+    served.format()
+    mount = served.mount("--debug")
+    arguments = Path(f"/proc/{mount.pid}/cmdline").read_bytes()
+    assert plain.encode() in arguments
+    assert SECRET.encode() not in arguments
+    assert SECRET not in (mount.path / ".config").read_text()
+    mount.umount()
+    assert SECRET not in "\n".join(served.log_lines())
+    served.end()
+
+
 # {base} has besides: mnt, an empty directory; the volume is in {meta}
 MOUNT = [
     ("{meta} {base}/none", "none does not exist: `mkdir -p", 1),
@@ -149,6 +179,11 @@ MOUNT = [
     ("sqlite:///{base}/foreign.db {base}/mnt", "foreign.db is not a SliceFS metadata file", 1),
     ("{meta} {base}/mnt --fast", "No such option.*--fast", 2),
     ("{meta} {base}/mnt -o ro,fast", "unknown mount option 'fast'", 1),
+    ("{meta} {base}", "can't mount on .*: .*meta.db of this volume is in it: mount on", 1),
+    ("-d {meta} {base}/bucket", "bucket/testvol of this volume is in it: mount on", 1),
+    ("{meta} {base}/bucket/testvol", "bucket/testvol of this volume is in it: mount on", 1),
+    ("{meta} {base}/mnt -o debug=no", "-o debug=no: debug has no value", 1),
+    ("{meta} {base}/mnt --buffer-size 8000000G", "--buffer-size: this host has", 1),
     ("{meta} {base}/mnt -o max_read=7", "max_read=7: give a number from 4096", 1),
     ("{meta} {base}/mnt -o threads=x", "'-o threads=x': 'x' is not a valid", 2),
     ("{meta} {base}/mnt -o threads=1e9", "'-o threads=1e9'", 2),
@@ -175,6 +210,13 @@ def test_mount(embedded: Volume, words: str, expected: str, code: int) -> None:
     log = f"--log {base}/log" if "--log" not in words else ""
     refused(f"mount {log} {words.format(base=base, meta=embedded.meta)}", expected, code)
     assert snapshot(base) == before
+
+
+def test_an_empty_mount_point_is_not_the_working_directory(embedded: Volume) -> None:
+    embedded.format()
+    done = slicefs("mount", embedded.meta, "")
+    assert done.code == 1
+    assert done.err == "slicefs: the mount point is empty: name a directory\n"
 
 
 def test_mount_without_its_data(embedded: Volume) -> None:
@@ -216,6 +258,8 @@ def test_settings_that_do_not_decode(embedded: Volume) -> None:
         ("info {base}/text", "text is not a file or directory of a SliceFS mount", 1),
         ("umount {base}/none", "none is not a SliceFS mount: see `findmnt", 1),
         ("umount {base}/text", "text is not a SliceFS mount", 1),
+        (f"info redis://:{SECRET}@host/0", "redis://host/0 does not exist", 1),
+        (f"status a redis://:{SECRET}@host/0", "extra argument .redis://host/0.: see", 2),
         ("umount /proc", "/proc is not a SliceFS mount", 1),
         ("frobnicate", "No such command 'frobnicate': see `slicefs --help`", 2),
         ("--frobnicate", "No such option.*--frobnicate", 2),
