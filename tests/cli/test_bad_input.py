@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import sqlite3
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from fsmeta import schema
 from tests.cli.trees import snapshot
-from tests.faults.program import Volume, needs_mounts, slicefs
+from tests.faults.program import Volume, needs_mounts, slicefs, succeed, wait_until
 from tests.faults.redis_server import DurableRedis
 
 SECRET = "s3cr3t"
@@ -233,15 +235,15 @@ def test_mount_without_its_data(embedded: Volume) -> None:
 def test_a_volume_from_the_future(embedded: Volume) -> None:
     embedded.format()
     (embedded.base / "mnt").mkdir()
-    settings = {**schema.unpack_map(b"F", b"format", stored(embedded, b"F", b"format"))}
-    store(embedded, b"F", b"format", schema.pack_map({**settings, "version": 99}))
+    settings = {**schema.unpack_map(b"F", b"format", embedded.value(b"F", b"format"))}
+    embedded.set_value(b"F", b"format", schema.pack_map({**settings, "version": 99}))
     for words in ("status {}", "fsck {}", "mount {} " + f"{embedded.base}/mnt"):
         refused(words.format(embedded.meta), "metadata version 99, .*: upgrade slicefs")
 
 
 def test_settings_that_do_not_decode(embedded: Volume) -> None:
     embedded.format()
-    store(embedded, b"F", b"format", b"\xc1")
+    embedded.set_value(b"F", b"format", b"\xc1")
     refused(f"status {embedded.meta}", "corrupt metadata at row b'F' field b'format'")
     refused(f"fsck {embedded.meta}", "corrupt metadata at row b'F' field b'format'", code=3)
 
@@ -288,23 +290,14 @@ def test_mounted_already_and_busy(embedded: Volume) -> None:
     embedded.end("is mounted already")
 
 
-def stored(volume: Volume, row: bytes, field: bytes) -> bytes:
-    """A value as it is in the volume's SQLite file."""
-    database = sqlite3.connect(volume.base / "meta.db")
-    try:
-        sql = "SELECT value FROM kv WHERE row = ? AND field = ?"
-        found = database.execute(sql, (row, field)).fetchone()
-        assert isinstance(found[0], bytes)
-        return found[0]
-    finally:
-        database.close()
-
-
-def store(volume: Volume, row: bytes, field: bytes, value: bytes) -> None:
-    """Put a value into the volume's SQLite file."""
-    database = sqlite3.connect(volume.base / "meta.db")
-    try:
-        with database:
-            database.execute("REPLACE INTO kv VALUES (?, ?, ?)", (row, field, value))
-    finally:
-        database.close()
+@needs_mounts
+def test_a_mount_whose_client_has_died(embedded: Volume) -> None:
+    embedded.format()
+    mount = embedded.mount()
+    os.kill(mount.pid, signal.SIGKILL)
+    wait_until("the client ends", 10, mount.has_ended)
+    refused(f"info {mount.path}/file", "file is on a mount whose client has died: `slicefs umount")
+    words = f"mount -d --log {embedded.log} {embedded.meta} {mount.path}"
+    refused(words, "mnt is mounted already .testvol.: `slicefs umount .*/mnt` first")
+    succeed("umount", mount.path)
+    embedded.end("is mounted already")
