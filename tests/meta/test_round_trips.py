@@ -1,4 +1,4 @@
-"""How often each verb waits for Redis (design, §3), against a real one.
+"""How often each verb waits for Redis against a real one.
 
 *Warm* means: the kernel has just looked up the names that the verb is given, as it always does, or
 this client made them. The supply of ids is warm too: once in 1024 creates a verb waits twice more.
