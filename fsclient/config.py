@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from typing import Final
+from urllib.parse import parse_qsl, urlsplit
 
 from fsdata.codec import Codec
 from fsdata.obj_file import FileObjects
@@ -25,6 +26,10 @@ OWNER_KEY: Final = "volume"  # the object that says whose objects these are: the
 META_HELP: Final = "use redis://HOST:PORT/DB or sqlite:///FILE.db"
 _REDIS: Final = ("redis", "rediss", "unix")
 _SQLITE: Final = ("sqlite", "sqlite3")
+_SERVER_WORDS: Final = ("db", "username", "password")  # `?name=value` of a server's URL
+_TLS_FILES: Final = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_ca_path")
+_TLS_WORDS: Final = (*_TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname", "ssl_password")
+_CERT_REQS: Final = ("none", "optional", "required")
 
 
 def open_store(url: str, runtime: Runtime, create: bool = False) -> Store:
@@ -34,24 +39,70 @@ def open_store(url: str, runtime: Runtime, create: bool = False) -> Store:
     """
     path = sqlite_file(url)
     if path is None:
-        from fsmeta.store_redis import RedisStore
-
-        try:
-            return RedisStore(url, runtime)
-        except StoreError as error:
-            raise ConfigError(
-                f"{shown_url(url)}: {error}; check user and password in the URL"
-            ) from error
+        return _open_server(url, runtime)
     _check_file(path, create)
     from fsmeta.store_sqlite import SqliteStore
 
     return SqliteStore(path, runtime, create)
 
 
+def _open_server(url: str, runtime: Runtime) -> Store:
+    """Raises: ConfigError."""
+    _check_server(url)
+    from fsmeta.store_redis import RedisStore
+
+    try:
+        return RedisStore(url, runtime)
+    except StoreError as error:
+        raise ConfigError(
+            f"{shown_url(url)}: {error}; check user and password in the URL"
+        ) from error
+
+
+def _check_server(url: str) -> None:
+    """Say what redis-py would take for database 0, or not survive. Raises: ConfigError."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"can't read metadata URL {shown_url(url)}: {error}") from error
+    if parts.fragment or "@" in parts.query or (parts.scheme != "unix" and "@" in parts.path):
+        raise ConfigError(
+            f"can't read metadata URL {shown_url(url)}: "
+            "in a password write @ as %40, / as %2F, ? as %3F, # as %23"
+        )
+    number = parts.path.removeprefix("/")
+    if parts.scheme == "unix":
+        if not number:
+            raise ConfigError("the metadata URL names no socket: use unix:///PATH?db=DB")
+    elif number and not (number.isascii() and number.isdigit()):
+        raise ConfigError(f"{shown_url(url)}: {number!r} is no database number: {META_HELP}")
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        _check_parameter(url, parts.scheme, name, value)
+
+
+def _check_parameter(url: str, scheme: str, name: str, value: str) -> None:
+    """One `name=value` of a server's URL. Raises: ConfigError."""
+    known = (*_SERVER_WORDS, *(_TLS_WORDS if scheme == "rediss" else ()))
+    if name not in known:
+        raise ConfigError(f"{shown_url(url)}: parameter {name!r}: use one of {', '.join(known)}")
+    if name == "db" and scheme != "unix":
+        raise ConfigError(f"{shown_url(url)}: write the database as redis://HOST:PORT/DB")
+    if name == "ssl_cert_reqs" and value not in _CERT_REQS:
+        raise ConfigError(f"{shown_url(url)}: {name}: use one of {', '.join(_CERT_REQS)}")
+    if name in _TLS_FILES and not os.path.exists(value):
+        raise ConfigError(f"{shown_url(url)}: {name}: {value} does not exist")
+
+
 def shown_url(url: str) -> str:
-    """A metadata URL without its password, wherever that stands."""
+    """A metadata URL that can be used again and shown to anyone: without its password."""
     scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
+    if not separator:
+        return url.rpartition("@")[2]
+    place, _, query = rest.partition("?")
+    if "@" in query:  # a raw `?` in a password, or a raw `@` in a parameter: who could tell?
+        return f"{scheme}{separator}"
+    words = [word for word in query.split("&") if word.startswith("db=")]
+    return f"{scheme}{separator}{place.rpartition('@')[2]}{'?' if words else ''}{'&'.join(words)}"
 
 
 def sqlite_file(url: str) -> str | None:
@@ -61,7 +112,7 @@ def sqlite_file(url: str) -> str | None:
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise ConfigError(f"metadata URL {url!r} has no scheme: {META_HELP}")
+        raise ConfigError(f"metadata URL {shown_url(url)!r} has no scheme: {META_HELP}")
     if scheme in _SQLITE:
         return sqlite_path(rest)
     if scheme in _REDIS:
@@ -108,6 +159,8 @@ def normal_bucket(storage: str, bucket: str) -> str:
         return bucket or "mem"
     if not bucket:
         raise ConfigError("--bucket: name the directory that will hold the data")
+    if "://" in bucket:
+        raise ConfigError(f"--bucket {bucket}: name a directory: no other store can be used yet")
     return os.path.abspath(bucket)
 
 
@@ -168,3 +221,15 @@ def require_writable(settings: VolumeFormat) -> None:
     root = data_directory(settings)
     if root is not None and not os.access(root, os.W_OK | os.X_OK):
         raise ConfigError(f"you may not write to the data directory {root}: mount it with -o ro")
+
+
+def require_apart(url: str, settings: VolumeFormat, mountpoint: str) -> None:
+    """Raises: ConfigError where the mount would hide what it is made of, and wait for itself."""
+    file = urlsplit(url).path if url.startswith("unix://") else sqlite_file(url)
+    above = os.path.realpath(mountpoint)
+    for path in (file, data_directory(settings)):
+        if path and os.path.commonpath((above, os.path.realpath(path))) == above:
+            raise ConfigError(
+                f"can't mount on {mountpoint}: {path} of this volume is in it: "
+                "mount on a directory of its own"
+            )

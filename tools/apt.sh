@@ -38,4 +38,7 @@ install() {
 
 echo "installing: ${missing[*]}"
 # Lists that are absent or old name versions the mirror no longer has: update, and once more.
-install || { "${as_root[@]}" apt-get update -q </dev/null && install; }
+install || { "${as_root[@]}" apt-get update -q </dev/null && install; } || {
+  echo "could not install; as root run: apt-get install ${missing[*]}" >&2
+  exit 1
+}

@@ -1,4 +1,4 @@
-"""What `make run` shows: a volume is made, mounted, worked on and removed, in under a minute.
+"""What `make run` shows: a volume is made, mounted, worked on and removed, in a minute or two.
 
     python -m tools.demo [--offline] [--cache DIR] [--dir DIR]
 
@@ -27,6 +27,7 @@ from tools.demolib.sources import Source, sources
 from tools.demolib.trees import Differs
 from tools.demolib.volume import Volume
 
+LOG_LINES_MAX = 5  # shown where a step fails
 FAILURES = (steps.Failed, Differs, RuntimeError, OSError, subprocess.SubprocessError)
 
 
@@ -55,22 +56,26 @@ def demonstrate(report: Report, base: Path, found: Sequence[Source]) -> None:
     volume = Volume(base)
     try:
         report.step("slicefs format", partial(_format, volume))
-        one = volume.mount("one")
-        report.step("slicefs mount, and a second time", partial(_mount, volume))
+        one, two = base / "one", base / "two"
+        report.step("slicefs mount, and a second time", partial(_mount, volume, (one, two)))
         _unpack(report, base, found)
         last = len(found) - 1  # the smallest
         copy, original = one / f"source{last}", base / f"original{last}"
         report.step(
-            "copy from mount to mount and back",
-            partial(steps.two_mounts, copy, one, base / "two", original),
+            "both mounts copy into each other at once",
+            partial(steps.two_mounts, copy.name, one, two, original),
         )
-        report.step("slicefs umount, the second", partial(_umount, volume, base / "two"))
+        report.step("slicefs umount, the second", partial(_umount, volume, two))
         report.step("git init, add, commit, clone, fsck", partial(steps.git, copy, one / "clone"))
         report.step("gcc -shared, load it", partial(steps.extension, one / "extension"))
         report.step("SQLite with concurrent writers", partial(steps.database, one / "database"))
         report.step("rm -rf", partial(steps.remove, one, volume))
         report.step("slicefs umount", partial(_umount, volume, one))
         report.step("slicefs fsck --data", partial(steps.check, volume))
+    except FAILURES as error:
+        for line in volume.complaints()[:LOG_LINES_MAX]:
+            error.add_note(line)  # the log goes with all the rest
+        raise
     finally:
         volume.leave()
 
@@ -80,8 +85,10 @@ def _format(volume: Volume) -> str:
     return "SQLite, blocks in a directory"
 
 
-def _mount(volume: Volume) -> str:
-    return str(volume.mount("two"))
+def _mount(volume: Volume, paths: Sequence[Path]) -> str:
+    for path in paths:
+        volume.mount(path)
+    return "on " + " and ".join(path.name for path in paths)
 
 
 def _umount(volume: Volume, path: Path) -> str:
@@ -129,7 +136,8 @@ def main(words: Sequence[str]) -> int:
             print("  (not everything could be downloaded: run it again with a network)")
         demonstrate(report, base, found)
     except FAILURES as error:
-        print(f"\nFAILED: {error}", flush=True)
+        notes = [f"  log: {line}" for line in getattr(error, "__notes__", ())]
+        print("\n".join([f"\nFAILED: {error}", *notes]), flush=True)
         return 1
     except KeyboardInterrupt:
         print("\nFAILED: interrupted", flush=True)
@@ -137,6 +145,9 @@ def main(words: Sequence[str]) -> int:
     finally:
         if base is not None:
             shutil.rmtree(base, ignore_errors=True)
+    if base.exists():
+        print(f"FAILED: {base} could not be removed", flush=True)
+        return 1
     print(f"all right: {report.steps} steps in {report.total():.0f} s, nothing left behind")
     return 0
 

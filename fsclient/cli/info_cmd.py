@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -19,12 +20,8 @@ def info(path: str, as_json: bool) -> None:
     """Show inode, parents, chunks and slices of PATH on a SliceFS mount."""
     try:
         raw = os.getxattr(path, INFO_XATTR)
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist") from None
     except OSError as error:
-        raise ConfigError(
-            f"{path} is not a file or directory of a SliceFS mount: {error.strerror}"
-        ) from error
+        raise ConfigError(f"{path} {_why(error)}") from error
     if as_json:
         click.echo(raw.decode())
         return
@@ -39,3 +36,16 @@ def info(path: str, as_json: bool) -> None:
         for each in chunk["slices"]:
             end = each["pos"] + each["length"]
             click.echo(f"  {each['pos']:>9}..{end:<9} slice {each['id']} at {each['off']}")
+
+
+def _why(error: OSError) -> str:
+    """What is the matter with a path that does not answer."""
+    match error.errno:
+        case errno.ENOENT:
+            return "does not exist"
+        case errno.ENOTCONN | errno.ECONNABORTED:
+            return "is on a mount whose client has died: `slicefs umount` it and mount again"
+        case errno.ENODATA | errno.EOPNOTSUPP:
+            return "is not a file or directory of a SliceFS mount"
+        case _:
+            return f"can't be asked: {error.strerror}"

@@ -16,6 +16,7 @@ from typing import Final
 
 import click
 
+from fsclient.cli.hide import hide_passwords, without_passwords
 from fsmeta.errors import ConfigError, StoreError
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
@@ -136,7 +137,8 @@ def _usage(error: click.ClickException) -> str:
 
 def _failed(why: str, code: int = 1) -> int:
     """Say why in one line."""
-    print(f"slicefs: {' '.join(why.split())}", file=sys.stderr)
+    line = " ".join(without_passwords(why, sys.argv).split())
+    print(f"slicefs: {line}", file=sys.stderr)
     return code
 
 
@@ -145,6 +147,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments and "://" in arguments[0]:
         mount_helper()
+    hide_passwords(arguments)
     sys.exit(run(arguments))
 
 
@@ -152,5 +155,6 @@ def mount_helper() -> None:
     """`mount.slicefs META DIR [-o OPTIONS]`, which mount(8) runs for type slicefs."""
     from fsclient.cli.helper import helper_arguments
 
+    hide_passwords(sys.argv)
     arguments = helper_arguments(sys.argv[1:])
     sys.exit(0 if arguments is None else run(arguments))

@@ -11,6 +11,7 @@ from fsclient.cli.options import SecondsType, size
 from fsclient.daemon import daemonize, default_log
 from fsclient.fuse.mount_options import is_known
 from fsclient.serve import MountRequest, serve
+from fsclient.sizes import format_size
 from fsdata.budget import BUFFER_BYTES, BUFFER_BYTES_MIN
 from fsdata.uploads import UPLOAD_THREADS
 from fsmeta.errors import ConfigError
@@ -90,8 +91,9 @@ def mount(
     """
     kernel_words, own = _sorted_words(ctx, [w for group in words for w in group.split(",") if w])
     settings.update(own)
-    if settings["buffer_size"] < BUFFER_BYTES_MIN:
-        raise ConfigError(f"--buffer-size: at least {BUFFER_BYTES_MIN >> 20}MiB")
+    if not mountpoint:  # an unset variable, most likely; it would stand for the working directory
+        raise ConfigError("the mount point is empty: name a directory")
+    _check_buffer(settings["buffer_size"])
     request = MountRequest(
         meta,
         os.path.abspath(mountpoint),
@@ -110,6 +112,15 @@ def mount(
     return daemonize(lambda ready: serve(request._replace(log_file=None), ready), log_file)
 
 
+def _check_buffer(size_bytes: int) -> None:
+    """Raises: ConfigError where the cap is too small to work, or would not be one."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size_bytes < BUFFER_BYTES_MIN:
+        raise ConfigError(f"--buffer-size: at least {BUFFER_BYTES_MIN >> 20}MiB")
+    if size_bytes > memory:
+        raise ConfigError(f"--buffer-size: this host has {format_size(memory)} of memory")
+
+
 def _sorted_words(ctx: click.Context, words: list[str]) -> tuple[list[str], dict[str, Any]]:
     """The kernel's words among those of `-o`, and this command's own options.
 
@@ -119,13 +130,15 @@ def _sorted_words(ctx: click.Context, words: list[str]) -> tuple[list[str], dict
     kernel_words: list[str] = []
     own: dict[str, Any] = {}
     for word in words:
-        name, _, value = word.partition("=")
+        name, equals, value = word.partition("=")
         known = _WORDS.get(name.replace("_", "-"))
         if is_known(word):
             kernel_words.append(word)
         elif known is None:
             raise ConfigError(f"unknown mount option {word!r}: see `slicefs mount --help`")
         elif known == "debug":
+            if equals:
+                raise ConfigError(f"-o {word}: debug has no value, leave it out to have it off")
             own[known] = True
         else:
             parameter = parameters[known]

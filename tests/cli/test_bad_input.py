@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import sqlite3
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from fsmeta import schema
 from tests.cli.trees import snapshot
-from tests.faults.program import Volume, needs_mounts, slicefs
+from tests.faults.program import Volume, needs_mounts, slicefs, succeed, wait_until
 from tests.faults.redis_server import DurableRedis
 
 SECRET = "s3cr3t"
@@ -34,7 +36,20 @@ def refused(words: str, expected: str, code: int = 1, within_s: float = 10) -> N
 FORMAT = [
     ("foo:///x.db testvol", "scheme 'foo' is unknown: use redis://", 1),
     ("/x.db testvol", "has no scheme: use redis://", 1),
-    ("redis:/x testvol", "has no scheme", 1),
+    (f"redis:/me:{SECRET}@x/0 testvol", "'x/0' has no scheme", 1),
+    ("redis://127.0.0.1:1/x testvol", "'x' is no database number: use redis://", 1),
+    ("redis://127.0.0.1:1/1/2 testvol", "'1/2' is no database number", 1),
+    ("redis://127.0.0.1:1/1?db=2 testvol", "write the database as redis://HOST:PORT/DB", 1),
+    ("redis://127.0.0.1:1/1?fast=2 testvol", "parameter 'fast': use one of db", 1),
+    ("redis://127.0.0.1:1/1?ssl_ca_certs=/x testvol", "parameter 'ssl_ca_certs': use", 1),
+    ("rediss://127.0.0.1:1/1?ssl_cert_reqs=x testvol", "use one of none, optional, requ", 1),
+    ("rediss://127.0.0.1:1/1?ssl_keyfile=/x testvol", "ssl_keyfile: /x does not exist", 1),
+    ("redis://[::1:1/0 testvol", "can't read metadata URL redis://.*Invalid IPv6", 1),
+    ("unix://?db=1 testvol", "names no socket: use unix:///PATH", 1),
+    (f"redis://127.0.0.1:1/0?password=x@{SECRET} testvol", "write @ as %40", 1),
+    (f"redis://:x/{SECRET}@127.0.0.1:1/0 testvol", "redis://127.0.0.1:1/0: .* / as %2F", 1),
+    (f"redis://:{SECRET}?x@127.0.0.1:1/0 testvol", r"\? as %3F", 1),
+    (f"redis://:{SECRET}#x@127.0.0.1:1/0 testvol", "# as %23", 1),
     ("sqlite:// testvol", "names no file", 1),
     ("sqlite:///{base}/none/x.db testvol", "/none of the metadata file is not there: create", 1),
     ("sqlite:///{base}/empty testvol", "is a directory: name a file", 1),
@@ -80,6 +95,7 @@ def test_format(base: Path, words: str, expected: str, code: int) -> None:
         ("", "--bucket: name the directory"),
         ("--bucket {base}/text", "text/testvol': Not a directory; name a directory"),
         ("--bucket /proc/none", "/proc/none/testvol': No such file"),
+        ("--bucket s3://host/bucket", "--bucket s3://host/bucket: name a directory"),
     ],
 )
 def test_format_with_a_bad_bucket(base: Path, bucket: str, expected: str) -> None:
@@ -138,6 +154,22 @@ def test_a_redis_that_wants_a_password(served: Volume, durable_redis: DurableRed
     assert SECRET not in json.dumps(served.status())
 
 
+@needs_mounts
+def test_nobody_else_reads_the_password(served: Volume, durable_redis: DurableRedis) -> None:
+    durable_redis.ask("CONFIG", "SET", "requirepass", SECRET)
+    right, plain = served.meta.replace("//", f"//:{SECRET}@"), served.meta
+    served.meta = right
+    served.format()
+    mount = served.mount("--debug")
+    arguments = Path(f"/proc/{mount.pid}/cmdline").read_bytes()
+    assert plain.encode() in arguments
+    assert SECRET.encode() not in arguments
+    assert SECRET not in (mount.path / ".config").read_text()
+    mount.umount()
+    assert SECRET not in "\n".join(served.log_lines())
+    served.end()
+
+
 # {base} has besides: mnt, an empty directory; the volume is in {meta}
 MOUNT = [
     ("{meta} {base}/none", "none does not exist: `mkdir -p", 1),
@@ -149,6 +181,11 @@ MOUNT = [
     ("sqlite:///{base}/foreign.db {base}/mnt", "foreign.db is not a SliceFS metadata file", 1),
     ("{meta} {base}/mnt --fast", "No such option.*--fast", 2),
     ("{meta} {base}/mnt -o ro,fast", "unknown mount option 'fast'", 1),
+    ("{meta} {base}", "can't mount on .*: .*meta.db of this volume is in it: mount on", 1),
+    ("-d {meta} {base}/bucket", "bucket/testvol of this volume is in it: mount on", 1),
+    ("{meta} {base}/bucket/testvol", "bucket/testvol of this volume is in it: mount on", 1),
+    ("{meta} {base}/mnt -o debug=no", "-o debug=no: debug has no value", 1),
+    ("{meta} {base}/mnt --buffer-size 8000000G", "--buffer-size: this host has", 1),
     ("{meta} {base}/mnt -o max_read=7", "max_read=7: give a number from 4096", 1),
     ("{meta} {base}/mnt -o threads=x", "'-o threads=x': 'x' is not a valid", 2),
     ("{meta} {base}/mnt -o threads=1e9", "'-o threads=1e9'", 2),
@@ -177,6 +214,13 @@ def test_mount(embedded: Volume, words: str, expected: str, code: int) -> None:
     assert snapshot(base) == before
 
 
+def test_an_empty_mount_point_is_not_the_working_directory(embedded: Volume) -> None:
+    embedded.format()
+    done = slicefs("mount", embedded.meta, "")
+    assert done.code == 1
+    assert done.err == "slicefs: the mount point is empty: name a directory\n"
+
+
 def test_mount_without_its_data(embedded: Volume) -> None:
     embedded.format()
     (embedded.base / "mnt").mkdir()
@@ -191,15 +235,15 @@ def test_mount_without_its_data(embedded: Volume) -> None:
 def test_a_volume_from_the_future(embedded: Volume) -> None:
     embedded.format()
     (embedded.base / "mnt").mkdir()
-    settings = {**schema.unpack_map(b"F", b"format", stored(embedded, b"F", b"format"))}
-    store(embedded, b"F", b"format", schema.pack_map({**settings, "version": 99}))
+    settings = {**schema.unpack_map(b"F", b"format", embedded.value(b"F", b"format"))}
+    embedded.set_value(b"F", b"format", schema.pack_map({**settings, "version": 99}))
     for words in ("status {}", "fsck {}", "mount {} " + f"{embedded.base}/mnt"):
         refused(words.format(embedded.meta), "metadata version 99, .*: upgrade slicefs")
 
 
 def test_settings_that_do_not_decode(embedded: Volume) -> None:
     embedded.format()
-    store(embedded, b"F", b"format", b"\xc1")
+    embedded.set_value(b"F", b"format", b"\xc1")
     refused(f"status {embedded.meta}", "corrupt metadata at row b'F' field b'format'")
     refused(f"fsck {embedded.meta}", "corrupt metadata at row b'F' field b'format'", code=3)
 
@@ -216,6 +260,8 @@ def test_settings_that_do_not_decode(embedded: Volume) -> None:
         ("info {base}/text", "text is not a file or directory of a SliceFS mount", 1),
         ("umount {base}/none", "none is not a SliceFS mount: see `findmnt", 1),
         ("umount {base}/text", "text is not a SliceFS mount", 1),
+        (f"info redis://:{SECRET}@host/0", "redis://host/0 does not exist", 1),
+        (f"status a redis://:{SECRET}@host/0", "extra argument .redis://host/0.: see", 2),
         ("umount /proc", "/proc is not a SliceFS mount", 1),
         ("frobnicate", "No such command 'frobnicate': see `slicefs --help`", 2),
         ("--frobnicate", "No such option.*--frobnicate", 2),
@@ -244,23 +290,14 @@ def test_mounted_already_and_busy(embedded: Volume) -> None:
     embedded.end("is mounted already")
 
 
-def stored(volume: Volume, row: bytes, field: bytes) -> bytes:
-    """A value as it is in the volume's SQLite file."""
-    database = sqlite3.connect(volume.base / "meta.db")
-    try:
-        sql = "SELECT value FROM kv WHERE row = ? AND field = ?"
-        found = database.execute(sql, (row, field)).fetchone()
-        assert isinstance(found[0], bytes)
-        return found[0]
-    finally:
-        database.close()
-
-
-def store(volume: Volume, row: bytes, field: bytes, value: bytes) -> None:
-    """Put a value into the volume's SQLite file."""
-    database = sqlite3.connect(volume.base / "meta.db")
-    try:
-        with database:
-            database.execute("REPLACE INTO kv VALUES (?, ?, ?)", (row, field, value))
-    finally:
-        database.close()
+@needs_mounts
+def test_a_mount_whose_client_has_died(embedded: Volume) -> None:
+    embedded.format()
+    mount = embedded.mount()
+    os.kill(mount.pid, signal.SIGKILL)
+    wait_until("the client ends", 10, mount.has_ended)
+    refused(f"info {mount.path}/file", "file is on a mount whose client has died: `slicefs umount")
+    words = f"mount -d --log {embedded.log} {embedded.meta} {mount.path}"
+    refused(words, "mnt is mounted already .testvol.: `slicefs umount .*/mnt` first")
+    succeed("umount", mount.path)
+    embedded.end("is mounted already")

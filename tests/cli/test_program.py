@@ -13,7 +13,7 @@ import pytest
 
 from fsclient.cli import main
 from fsclient.cli.helper import helper_arguments
-from fsclient.config import sqlite_path
+from fsclient.config import shown_url, sqlite_path
 from fsclient.sizes import format_size, parse_size
 from tests.faults.program import SLICEFS, Volume, is_mounted, needs_mounts, slicefs, succeed
 
@@ -60,6 +60,22 @@ def test_status_and_fsck_as_text_and_json(embedded: Volume) -> None:
 )
 def test_sqlite_urls(url: str, path: str) -> None:
     assert sqlite_path(url) == path
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:secret@host:1/2", "redis://host:1/2"),
+        ("redis://host/2?password=secret", "redis://host/2"),
+        ("unix://:secret@/run/redis.sock?password=secret&db=3", "unix:///run/redis.sock?db=3"),
+        ("redis://:sec?ret@host/0", "redis://"),
+        ("redis://host/0?password=sec@ret", "redis://"),
+        ("redis:secret@host", "host"),
+        ("sqlite:///name.db", "sqlite:///name.db"),
+    ],
+)
+def test_shown_urls_lead_to_the_same_volume_without_the_password(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
 
 
 def test_sizes() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert re.fullmatch(r"all right: 1\d steps in \d+ s, nothing left behind", last_line(done))
     assert "clean: 1 inode, 0 objects" in done.stdout
     assert "integrity_check ok" in done.stdout
+    assert "each right on the other mount" in done.stdout
     assert list(work.iterdir()) == []
     assert str(work) not in Path("/proc/self/mountinfo").read_text()
 
@@ -60,9 +63,58 @@ def test_without_a_network_python_stands_in(tmp_path: Path) -> None:
     assert trees.compare(tmp_path / "one", tmp_path / "two") > 500
 
 
-def test_differences_are_seen(tmp_path: Path) -> None:
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """Two trees that are the same."""
     for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("same")
-    with pytest.raises(trees.Differs, match="1 of 1 differ: file: Seen"):
-        trees.compare(tmp_path / "one", tmp_path / "two")
+        tree = tmp_path / name
+        tree.mkdir()
+        (tree / "file").write_text("same")
+        (tree / "other").hardlink_to(tree / "file")
+        (tree / "link").symlink_to("file")
+        (tree / "folder").mkdir()
+        for each in tree.iterdir():
+            os.utime(each, ns=(0, 10**18), follow_symlinks=False)
+    assert trees.compare(tmp_path / "one", tmp_path / "two") == 4
+    return tmp_path / "one", tmp_path / "two"
+
+
+def with_same_times(path: Path, act: Callable[[Path], object]) -> None:
+    act(path)
+    os.utime(path, ns=(0, 10**18), follow_symlinks=False)
+
+
+def other_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("filf")
+
+
+def no_hard_link(path: Path) -> None:
+    path.unlink()
+    path.write_text("same")
+
+
+@pytest.mark.parametrize(
+    ("name", "act", "differing"),
+    [
+        ("file", lambda path: path.write_text("sane"), "2 of 4"),  # it has two names
+        ("file", lambda path: path.chmod(0o600), "2 of 4"),
+        ("folder", lambda path: path.chmod(0o700), "1 of 4"),
+        ("link", other_link, "1 of 4"),
+        ("other", no_hard_link, "2 of 4"),
+        ("new", lambda path: path.touch(), "1 of 5"),
+    ],
+)
+def test_differences_are_seen(
+    tmp_path: Path, name: str, act: Callable[[Path], object], differing: str
+) -> None:
+    one, two = pair(tmp_path)
+    with_same_times(two / name, act)
+    with pytest.raises(trees.Differs, match=f"{differing} differ: .*Seen"):
+        trees.compare(one, two)
+
+
+def test_other_times_are_seen(tmp_path: Path) -> None:
+    one, two = pair(tmp_path)
+    os.utime(two / "link", ns=(0, 10**18 + 1), follow_symlinks=False)
+    with pytest.raises(trees.Differs, match="1 of 4 differ: link: Seen"):
+        trees.compare(one, two)

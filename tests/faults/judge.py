@@ -148,6 +148,16 @@ def start(workers: list[Worker]) -> None:
         worker.await_start()
 
 
+def await_operations(workers: list[Worker], more: int) -> None:
+    """Wait until each has done so many more."""
+    goals = [worker.operations() + more for worker in workers]
+    wait_until(
+        f"{more} operations of each",
+        END_S,
+        lambda: all(w.operations() >= goal for w, goal in zip(workers, goals, strict=True)),
+    )
+
+
 def failing(workers: list[Worker]) -> list[str]:
     """What stopped those that were not told to stop."""
     return [f"{w.folder.name}: {w.failure}" for w in workers if w.failure is not None]

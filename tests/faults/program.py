@@ -11,10 +11,12 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,6 +128,19 @@ class Volume:
     def objects(self) -> list[Path]:
         """The files that hold blocks."""
         return [path for path in (self.bucket / "testvol/chunks").rglob("*") if path.is_file()]
+
+    def value(self, row: bytes, field: bytes) -> bytes:
+        """A value as it is in the SQLite file."""
+        sql = "SELECT value FROM kv WHERE row = ? AND field = ?"
+        with closing(sqlite3.connect(self.base / "meta.db")) as database:
+            found = database.execute(sql, (row, field)).fetchone()
+        assert isinstance(found[0], bytes)
+        return found[0]
+
+    def set_value(self, row: bytes, field: bytes, value: bytes) -> None:
+        """Put a value into the SQLite file."""
+        with closing(sqlite3.connect(self.base / "meta.db")) as database, database:
+            database.execute("REPLACE INTO kv VALUES (?, ?, ?)", (row, field, value))
 
     def status(self) -> Any:
         return json.loads(succeed("status", self.meta, "--json"))

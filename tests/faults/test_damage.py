@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from fsmeta import schema
-from tests.cli.test_bad_input import store, stored
 from tests.faults.load import content
 from tests.faults.program import Mount, Volume, needs_mounts, slicefs
 
@@ -63,8 +62,8 @@ def test_corrupt_inode(embedded: Volume, field: bytes) -> None:
     ino = (mount.path / "b").stat().st_ino
     mount.umount()
     row = schema.inode_row(ino)
-    right = stored(embedded, row, field)
-    store(embedded, row, field, b"\xff" + right[:-1])
+    right = embedded.value(row, field)
+    embedded.set_value(row, field, b"\xff" + right[:-1])
     mount = embedded.mount()
     (mount.path / "before").write_text("all is well")
     is_eio((mount.path / "b").read_bytes)
@@ -87,7 +86,7 @@ def test_corrupt_inode(embedded: Volume, field: bytes) -> None:
     done = slicefs("fsck", embedded.meta)
     assert done.code == 3
     assert f"problem: inode {ino}: corrupt metadata" in done.err
-    store(embedded, row, field, right)
+    embedded.set_value(row, field, right)
     assert (embedded.mount().path / "b").read_bytes() == files["b"]
     embedded.end(r"Corrupt: corrupt metadata|read-only from now on")
 

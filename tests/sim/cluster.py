@@ -83,7 +83,7 @@ class Node:
         self.crashed = False
         self._sim = sim
         self._rows = cluster.backend.rows
-        # how long news may take, so how old what it opens may be
+        # how long news may take, so how old what it opens may be: docs/SEMANTICS.md, close-to-open
         self._lag_s = weather.meta.news_late_s
         self._frozen_at = self._thawed_at = -inf
         self.actors: list[Thread] = []

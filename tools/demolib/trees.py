@@ -18,6 +18,7 @@ class Seen(NamedTuple):
     mode: int
     owner: tuple[int, int]
     mtime_ns: int
+    names: int  # hard links of a file; file systems differ in what they say of directories
     content: str  # of a file its SHA-256, of a link its target
 
 
@@ -33,13 +34,14 @@ def _paths(root: Path) -> Iterator[Path]:
 
 def _look(path: Path) -> Seen:
     info = path.lstat()
-    content = ""
+    content, names = "", 1
     if stat.S_ISLNK(info.st_mode):
         content = os.readlink(path)
     elif stat.S_ISREG(info.st_mode):
+        names = info.st_nlink
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-    return Seen(info.st_mode, (info.st_uid, info.st_gid), info.st_mtime_ns, content)
+    return Seen(info.st_mode, (info.st_uid, info.st_gid), info.st_mtime_ns, names, content)
 
 
 def compare(left: Path, right: Path) -> int:

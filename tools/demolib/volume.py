@@ -29,8 +29,7 @@ class Volume:
         self.meta = f"sqlite://{base}/meta.db"
         self.bucket = base / "bucket"
         self.log = base / "log"
-        self._base = base
-        self._mounted: list[Path] = []
+        self._mounted: dict[Path, int] = {}  # and the client that serves it
 
     def run(self, words: Sequence[str]) -> str:
         """What `slicefs words` prints. Raises: RuntimeError with what it says where it fails."""
@@ -45,18 +44,18 @@ class Volume:
         """Make it. Raises: RuntimeError."""
         self.run(["format", self.meta, NAME, "--bucket", str(self.bucket)])
 
-    def mount(self, name: str) -> Path:
-        """Mount on the new directory `name`. Raises: RuntimeError."""
-        path = self._base / name
+    def mount(self, path: Path) -> None:
+        """Mount on the new directory `path`. Raises: RuntimeError."""
         path.mkdir()
         self.run(["mount", "-d", "--log", str(self.log), self.meta, str(path)])
-        self._mounted.append(path)
-        return path
+        self._mounted[path] = json.loads((path / ".config").read_bytes())["mount"]["pid"]
 
     def umount(self, path: Path) -> None:
-        """Raises: RuntimeError."""
+        """Raises: RuntimeError, also where the mount or its client is still there."""
         self.run(["umount", str(path)])
-        self._mounted.remove(path)
+        client = self._mounted.pop(path)
+        if os.path.ismount(path) or _runs(client):
+            raise RuntimeError(f"slicefs umount returned, and client {client} of {path} runs")
 
     def fsck(self) -> Any:
         """The report of a check of everything. Raises: RuntimeError where something is wrong."""
@@ -81,4 +80,13 @@ class Volume:
                 self.umount(path)
             except (RuntimeError, subprocess.SubprocessError):
                 self.run(["umount", "--lazy", str(path)])
-                self._mounted.remove(path)
+                self._mounted.pop(path, None)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process does anything still; init may take a moment to bury it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
