@@ -61,6 +61,7 @@ class SqliteStore:
 
     def __init__(self, path: str, runtime: Runtime, create: bool = False) -> None:
         """Raises: ConfigError where there is no such file (unless `create`) or it is not ours."""
+        self._runtime = runtime
         self._lock = runtime.lock()
         self._closed = False  # guarded by _lock
         self.round_trips = 0  # guarded by _lock
@@ -149,6 +150,7 @@ class SqliteStore:
 
     def sync(self) -> None:
         """Write the log to disk: a commit with synchronous=FULL takes all earlier ones along."""
+        self._runtime.will_wait()
         with self._using() as db:
             db.execute("PRAGMA synchronous = FULL")
             try:

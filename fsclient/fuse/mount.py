@@ -79,7 +79,8 @@ def umount(mountpoint: str, lazy: bool = False) -> None:
     command = [_fusermount(), "-u", *(["-z"] if lazy else []), "--", path]
     done = subprocess.run(command, capture_output=True, check=False, timeout=FUSERMOUNT_WAIT_S)
     if done.returncode != 0:
-        raise ConfigError(f"can't unmount {path}: {_last_line(done.stderr)}")
+        hint = f"; {_IN_USE.format(path=path)}" if os.path.ismount(path) else ""
+        raise ConfigError(f"can't unmount {path}: {_last_line(done.stderr)}{hint}")
 
 
 def find_mount(mountpoint: str) -> MountInfo | None:
@@ -202,11 +203,14 @@ def _mount_error(path: str, number: int) -> ConfigError:
     return ConfigError(f"can't mount on {path}: {remedies.get(number, os.strerror(number))}")
 
 
+_IN_USE: Final = "`fuser -vm {path}` shows by whom; --lazy detaches it anyway"
+
+
 def _umount_error(path: str, number: int) -> ConfigError:
     remedies = {
         errno.EINVAL: "not a mount point",
         errno.ENOENT: "no such directory",
-        errno.EBUSY: f"it is in use: `fuser -vm {path}` shows by whom; --lazy detaches it anyway",
+        errno.EBUSY: f"it is in use: {_IN_USE.format(path=path)}",
         errno.EPERM: "only root may",
     }
     return ConfigError(f"can't unmount {path}: {remedies.get(number, os.strerror(number))}")

@@ -54,6 +54,7 @@ _IGNORED: Final = frozenset(
     )
 )
 _PLAIN: Final = frozenset(("allow_other",))
+_COMMENTS: Final = ("x-", "X-")
 
 
 class MountOptions(NamedTuple):
@@ -77,7 +78,7 @@ def is_known(option: str) -> bool:
         or word in _IGNORED
         or word in _PLAIN
         or word == "max_read"
-        or word.startswith(("x-", "X-"))
+        or word.startswith(_COMMENTS)
     )
 
 
@@ -95,9 +96,11 @@ def parse_options(options: Iterable[str]) -> MountOptions:
     allow_other: bool | None = None
     max_read_bytes = MAX_READ_BYTES
     for option in options:
-        word, _, value = option.partition("=")
+        word, equals, value = option.partition("=")
         if not is_known(option):
             raise ConfigError(f"unknown mount option {option!r}: see `slicefs mount --help`")
+        if equals and word != "max_read" and not word.startswith(_COMMENTS):
+            raise ConfigError(f"mount option {option!r}: {word} takes no value")
         flags = (flags | _SET.get(word, 0)) & ~_CLEAR.get(word, 0)
         if word == "allow_other":
             allow_other = True

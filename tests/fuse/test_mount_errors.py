@@ -25,7 +25,9 @@ def test_options() -> None:
     assert not is_known("cache-size")
 
 
-@pytest.mark.parametrize("option", ["frobnicate", "max_read=all", "max_read=1", "max_read=9999999"])
+@pytest.mark.parametrize(
+    "option", ["frobnicate", "max_read=all", "max_read=1", "max_read=9999999", "ro=5"]
+)
 def test_bad_options(option: str) -> None:
     with pytest.raises(ConfigError, match=option):
         parse_options([option])
