@@ -116,6 +116,7 @@ class Coherence:
                 return LONG_S if long else SHORT_S
 
     def _name_ttl(self, parent: Ino, name: bytes, otherwise: float) -> float:
+        self._make_room()
         while True:
             names = self._names_of(parent)
             if name not in names:

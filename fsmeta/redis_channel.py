@@ -79,8 +79,8 @@ class _Link:
         self._runtime = runtime
         self.connection = connection  # closes the socket when nobody refers to it any more
         self.sock = connection._sock
-        # one TLS stream can't be written and read by two threads at once
         self._descriptor = self.sock.fileno()
+        # one TLS stream can't be written and read by two threads at once
         self.exclusive = isinstance(self.sock, ssl.SSLSocket)
         self.receiving = runtime.lock()
         self.waiting: deque[_Slot] = deque()  # appended under the channel's _send

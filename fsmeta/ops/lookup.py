@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from typing import Final
 
 from fsmeta import access as rules
 from fsmeta import schema
@@ -15,6 +16,8 @@ from fsmeta.cache import RowCache
 from fsmeta.ops.inode import Env, check_name, find, get_attr, get_parent
 from fsmeta.transact import Txn
 from fsmeta.types import NAME_MAX, ROOT_INO, Attr, Ino
+
+_DOTS: Final = (b".", b"..")
 
 
 def known_attr(cache: RowCache, ino: Ino) -> Attr | None:
@@ -27,7 +30,11 @@ def known_attr(cache: RowCache, ino: Ino) -> Attr | None:
 
 
 def known_name(cache: RowCache, parent: Ino, name: bytes) -> Attr | None:
-    """`lookup` of a plain name by who may search, without asking the store. Raises: ENOENT."""
+    """`lookup` by who may search, without asking the store; None where it has to be asked, and for
+    `.` and `..`, which are in no row. Raises: ENOENT.
+    """
+    if name in _DOTS:
+        return None
     row = schema.dir_row(parent)
     value = cache.get(row, name, need_vouched=True)
     if value is None and 0 < len(name) <= NAME_MAX:
@@ -42,7 +49,7 @@ def lookup(txn: Txn, env: Env, parent: Ino, name: bytes) -> Attr:
 
     Raises: ENOENT, ENOTDIR, EACCES, ENAMETOOLONG.
     """
-    if name in (b".", b".."):
+    if name in _DOTS:
         return _lookup_dots(txn, env, parent, name)
     if not env.caller.checked:
         get_parent(txn, env, parent, rules.EXECUTE)

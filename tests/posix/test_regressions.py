@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
+from fsclient import coherence
 from fsmeta.check import check
 from fsmeta.engine import Meta
 from fsmeta.errors import Unavailable
@@ -221,3 +222,45 @@ def test_what_is_setuid_after_a_write_stays_so() -> None:
         vfs.flush(STRANGER, ino, fh)
         assert meta.getattr(ROOT_CALLER, ino).mode == 0o104755
         vfs.release(ino, fh)
+
+
+def test_dots_of_a_directory_that_is_known_whole() -> None:
+    """Names are answered from memory there, and `.` and `..` are in no row."""
+    kernel = ROOT_CALLER._replace(checked=True)
+    with _two_clients(tracked=True) as (meta, _):
+        made = meta.create(ROOT_CALLER, ROOT_INO, b"d", 0o40755).ino
+        assert meta.lookup(kernel, made, b".").ino == made
+        assert meta.lookup(kernel, made, b"..").ino == ROOT_INO
+        with pytest.raises(FileNotFoundError):
+            meta.lookup(kernel, made, b"...")
+
+
+class _NoKernel:
+    """A notifier that notes which names it was told to forget."""
+
+    def __init__(self) -> None:
+        self.names: set[bytes] = set()
+
+    def inval_inode(self, ino: Ino) -> None: ...
+    def inval_attr(self, ino: Ino) -> None: ...
+    def inval_all(self) -> bool:
+        return True
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        del parent
+        self.names.add(name)
+
+
+def test_leases_of_absent_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coherence, "LEASES_MAX", 10)
+    notifier, backend = _NoKernel(), MemBackend(RUNTIME)
+    with inproc.client(lambda: MemStore(backend, tracked=True)) as made:
+        made.vfs.coherence.start(notifier)
+        made.meta.getattr(ROOT_CALLER, ROOT_INO)
+        for number in range(50):
+            with suppress(FileNotFoundError):
+                made.vfs.lookup(ROOT_CALLER, ROOT_INO, b"absent%d" % number)
+        deadline = RUNTIME.monotonic() + 5
+        while not notifier.names and RUNTIME.monotonic() < deadline:
+            RUNTIME.sleep(0.01)
+        assert notifier.names
