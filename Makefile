@@ -16,7 +16,8 @@ STAMPS := .venv/stamps
 
 # PACKAGE:PROOF; see tools/apt.sh.
 PACKAGES := redis-server:redis-server fuse3:fusermount3 gcc:gcc libc6-dev:/usr/include/stdio.h \
-	make:make git:git attr:setfattr acl:setfacl
+	make:make git:git attr:setfattr acl:setfacl ceph-mon:ceph-mon ceph-osd:ceph-osd \
+	ceph-common:monmaptool radosgw:radosgw python3-rados:/usr/lib/python3/dist-packages/rados.*.so
 
 .PHONY: help
 help: ## List the targets

@@ -5,7 +5,8 @@ prefix. An object is written once under a key that is never used for other bytes
 versions and readers no locks.
 
 Errors: `ObjectMissing` where an object is not there; an `OSError` with ENOSPC or EDQUOT where the
-store is full; everything else that went wrong outside is `Unavailable`, and repeating is safe.
+store is full; everything else that went wrong outside is `Unavailable`, and repeating is safe; it
+is `Throttled` where the store asks for fewer requests at a time.
 Threading: every method may be called from any thread.
 """
 
@@ -14,9 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from fsmeta.errors import ConfigError, ObjectMissing, StoreError
+from fsmeta.errors import ConfigError, ObjectMissing, StoreError, Unavailable
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Throttled(Unavailable):
+    """The store is asked too much at a time."""
 
 
 class ObjectInfo(NamedTuple):
@@ -28,7 +33,10 @@ class ObjectInfo(NamedTuple):
 
 
 class ObjectStore(Protocol):
-    """Objects by key: `/`-separated words of `[A-Za-z0-9_.-]`, none beginning with a dot."""
+    """Objects by key: `/`-separated words of `[A-Za-z0-9_.-]`, none beginning with a dot.
+
+    No key goes on with `/` where another ends, and no object has more than 64 MiB.
+    """
 
     def put(self, key: str, pieces: Sequence[Buffer]) -> None:
         """Store the concatenated pieces: afterwards the whole object is visible, or nothing."""

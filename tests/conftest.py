@@ -1,4 +1,4 @@
-"""What all tests share: a real Redis, a watch on the log, the soak option and `assert_clean`."""
+"""What all tests share: a real Redis and Ceph, a watch on the log, `--soak`, `assert_clean`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from fsmeta.check import check
 from fsmeta.store import Store
+from tests.ceph_cluster import CephCluster, short_directory
 from tests.redis_server import RedisServer
 
 
@@ -78,3 +79,14 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 def redis_url(redis_server: RedisServer) -> str:
     """The URL of an empty database of `redis_server`, for this test alone."""
     return redis_server.empty_url()
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[CephCluster]:
+    """A Ceph in memory with radosgw, which starts in a second; nobody may end its OSD."""
+    missing = CephCluster.missing()
+    if missing:
+        pytest.skip(f"needs {missing}")
+    with short_directory() as directory, CephCluster(directory) as cluster:
+        cluster.make_pool("data")
+        yield cluster

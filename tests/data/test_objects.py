@@ -1,4 +1,4 @@
-"""Object stores: one contract for memory, directory and wrappers; then what is each one's own."""
+"""What is the own of object stores in memory and in directories, and of the wrappers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from fsdata.obj_file import TMP_AGE_NS, TMP_DIR, FileObjects, _translate, _write_all
 from fsdata.obj_mem import MemObjects
-from fsdata.objects import ObjectInfo, ObjectStore, check_usable
-from fsdata.wrap import Backoff, Metered, Prefixed, Retrying
+from fsdata.objects import ObjectInfo, check_usable
+from fsdata.wrap import Backoff, Metered, Retrying
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import SystemRuntime
 from tests.data.faults import FaultyObjects, no_space
@@ -31,70 +31,6 @@ class Clock(SystemRuntime):
     def sleep(self, seconds: float) -> None:
         self.at += seconds
         self.slept.append(seconds)
-
-
-@pytest.fixture(params=["mem", "file", "prefixed", "metered", "retrying", "faulty"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
-    mem = MemObjects(RUNTIME)
-    made: dict[str, ObjectStore] = {
-        "mem": mem,
-        "file": FileObjects(RUNTIME, str(tmp_path / "made" / "here")),
-        "prefixed": Prefixed(mem, "volume/"),
-        "metered": Metered(RUNTIME, mem),
-        "retrying": Retrying(RUNTIME, mem),
-        "faulty": FaultyObjects(RUNTIME, mem),
-    }
-    yield made[request.param]
-    made[request.param].close()
-
-
-def test_put_get_delete(store: ObjectStore) -> None:
-    store.put("a/b/one", (b"he", bytearray(b"ll"), memoryview(b"o")))
-    assert store.get("a/b/one") == b"hello"
-    assert store.get("a/b/one", 1, 3) == b"el"
-    assert store.get("a/b/one", 3) == b"lo"
-    assert store.get("a/b/one", 3, 99) == b"lo"
-    assert store.get("a/b/one", 9, 99) == b""
-    store.put("a/b/one", (b"again",))
-    assert store.get("a/b/one") == b"again"
-    store.delete("a/b/one")
-    store.delete("a/b/one")
-    with pytest.raises(ObjectMissing):
-        store.get("a/b/one")
-    with pytest.raises(ObjectMissing):
-        store.get_into("a/b/one", (memoryview(bytearray(9)),))
-    assert store.head("a/b/one") is None
-
-
-def test_get_into(store: ObjectStore) -> None:
-    store.put("k", (b"0123456789",))
-    front, rest = bytearray(4), bytearray(9)
-    assert store.get_into("k", (memoryview(front), memoryview(rest))) == 10
-    assert front + rest == b"0123456789\0\0\0"
-    assert store.get_into("k", (memoryview(front),)) == 4
-
-
-def test_head_and_list(store: ObjectStore) -> None:
-    keys = ["a.b", "a/b", "a/c/d", "a0", "b/1", "b/10", "b/2"]
-    for key in reversed(keys):
-        store.put(key, (key.encode(),))
-    assert [info.key for info in store.list("")] == keys
-    assert [info.key for info in store.list("a")] == ["a.b", "a/b", "a/c/d", "a0"]
-    assert [info.key for info in store.list("a/c")] == ["a/c/d"]
-    assert [info.key for info in store.list("b/1")] == ["b/1", "b/10"]
-    assert list(store.list("z")) == []
-    head = store.head("a/c/d")
-    assert head == next(store.list("a/c"))
-    assert head is not None
-    assert (head.key, head.size) == ("a/c/d", 5)
-    assert abs(head.mtime_ns - RUNTIME.now_ns()) < 60 * 10**9
-    store.sync(["a/c/d", "b/1"])
-    store.sync(["gone/since"])
-
-
-def test_a_good_store_is_usable(store: ObjectStore) -> None:
-    check_usable(store)
-    assert list(store.list("")) == []
 
 
 def test_a_bad_store_is_not_usable() -> None:

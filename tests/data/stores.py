@@ -1,0 +1,58 @@
+"""Buckets and pools of the real servers, as the tests of object stores want them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from fsdata.obj_rados import RadosObjects, RadosSettings
+from fsdata.obj_s3 import S3Objects, S3Settings
+from fsdata.obj_s3_http import Timeouts
+from fsdata.obj_s3_keys import S3Account
+from fsmeta.runtime import Runtime, SystemRuntime
+from tests.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster
+
+_NUMBERS: Final = itertools.count(1)
+POOL: Final = "data"
+QUICK: Final = Timeouts(connect_s=2, silent_s=1, whole_s=3)
+
+
+def fresh_name() -> str:
+    """A bucket or namespace that nobody else in this cluster uses."""
+    return f"t{os.getpid()}-{next(_NUMBERS)}"
+
+
+def credentials_file(directory: Path, access: str = ACCESS_KEY, secret: str = SECRET_KEY) -> Path:
+    """Keys in a file, as AWS programs keep them."""
+    path = directory / "credentials"
+    path.write_text(f"[default]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n")
+    return path
+
+
+def s3_settings(
+    endpoint: str, directory: Path, bucket: str = "", timeouts: Timeouts = QUICK, **more: Any
+) -> S3Settings:
+    """A bucket at `endpoint`, with the tests' keys."""
+    account = S3Account(endpoint, credentials=str(credentials_file(directory)))
+    return S3Settings(bucket or fresh_name(), account, timeouts=timeouts, **more)
+
+
+def s3_bucket(
+    ceph: CephCluster, directory: Path, runtime: Runtime | None = None, **more: Any
+) -> S3Objects:
+    """An empty bucket of radosgw."""
+    store = S3Objects(runtime or SystemRuntime(), s3_settings(ceph.endpoint, directory, **more))
+    store.make_bucket()
+    return store
+
+
+def rados_settings(ceph: CephCluster, **more: Any) -> RadosSettings:
+    """An empty namespace of the cluster's pool."""
+    return RadosSettings(POOL, fresh_name(), conf=str(ceph.conf), **more)
+
+
+def rados_namespace(ceph: CephCluster) -> RadosObjects:
+    """An empty namespace, connected to."""
+    return RadosObjects(SystemRuntime(), rados_settings(ceph))
