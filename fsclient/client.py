@@ -13,9 +13,11 @@ import sys
 from typing import Any, Final, NamedTuple
 
 from fsclient.background import HEARTBEAT_S, Background
-from fsclient.config import CODECS, open_objects
+from fsclient.config import CODECS
 from fsclient.file_io import DataSide
-from fsclient.metrics import Metrics, data_numbers, metadata_numbers, object_numbers
+from fsclient.metrics import Metrics, data_numbers, metadata_numbers
+from fsclient.object_options import parse_options
+from fsclient.object_stores import Pacing, open_objects, stacked
 from fsclient.vfs import VFS
 from fsclient.virtual import VirtualFiles
 from fsdata.blocks import BlockStore
@@ -26,7 +28,6 @@ from fsdata.objects import ObjectStore
 from fsdata.pool import WorkerPool
 from fsdata.prefetch import Prefetcher
 from fsdata.uploads import UPLOAD_THREADS, UploadPool
-from fsdata.wrap import Metered, Retrying
 from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
@@ -48,6 +49,13 @@ class ClientOptions(NamedTuple):
     heartbeat_s: float = HEARTBEAT_S
     meta_timeout_s: float = DEADLINE_S
     mountpoint: str = ""
+    pacing: Pacing = Pacing()
+    store_options: tuple[str, ...] = ()
+
+
+def _plain(options: ClientOptions) -> dict[str, Any]:
+    """Options as JSON has them."""
+    return {**options._asdict(), "pacing": options.pacing._asdict()}
 
 
 class Client:
@@ -68,8 +76,12 @@ class Client:
         self._runtime = runtime
         self.meta = Meta(store, runtime, self.options.meta_timeout_s)
         settings = self.meta.format
-        raw = objects or open_objects(settings, runtime)
-        self.objects = Metered(runtime, Retrying(runtime, raw))
+        raw = objects
+        if raw is None:
+            overrides = parse_options(settings.storage, self.options.store_options)
+            raw = open_objects(settings, runtime, overrides)
+        stack = stacked(raw, settings.storage, runtime, self.options.pacing)
+        self.objects = stack.store
         self.budget = Budget(runtime, self.options.buffer_bytes)
         self.cache = MemCache(runtime, self.budget)
         codec = CODECS[settings.compression]
@@ -89,7 +101,7 @@ class Client:
         self.vfs.io.on_many_slices = self.background.committed
         self.metrics.add(lambda: metadata_numbers(self.meta))
         self.metrics.add(lambda: data_numbers(self.budget, self.cache, self.blocks))
-        self.metrics.add(lambda: object_numbers(self.objects.snapshot()))
+        self.metrics.add(stack.numbers)
         self.metrics.add(self._own_numbers)
 
     def _own_numbers(self) -> dict[str, float]:
@@ -104,7 +116,7 @@ class Client:
     def _config_text(self) -> bytes:
         """The content of `.config`: the volume's settings and this mount's options."""
         settings = {k: v for k, v in self.meta.format._asdict().items() if k != "unknown"}
-        shown = {"volume": settings, "mount": {"pid": os.getpid(), **self.options._asdict()}}
+        shown = {"volume": settings, "mount": {"pid": os.getpid(), **_plain(self.options)}}
         return json.dumps(shown, indent=2).encode() + b"\n"
 
     def _info(self) -> dict[str, Any]:

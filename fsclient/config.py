@@ -1,4 +1,4 @@
-"""What users write, turned into what the rest trusts: metadata URLs and object stores.
+"""What users write, turned into what the rest trusts: metadata URLs. `object_stores` has the rest.
 
 Called by the commands and by `client`. Everything that can be wrong in it is a ConfigError of one
 line. The engines are imported when a URL names them: redis-py alone takes longer to import than
@@ -11,18 +11,14 @@ import os
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
+from fsclient.object_stores import directories
 from fsdata.codec import Codec
-from fsdata.obj_file import FileObjects
-from fsdata.obj_mem import MemObjects
-from fsdata.objects import ObjectStore
-from fsmeta.errors import ConfigError, ObjectMissing, StoreError
+from fsmeta.errors import ConfigError, StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.store import Store
 from fsmeta.volume import VolumeFormat
 
-STORAGES: Final = ("file", "mem")
 CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
-OWNER_KEY: Final = "volume"  # the object that says whose objects these are: the volume's uuid
 META_HELP: Final = "use redis://HOST:PORT/DB or sqlite:///FILE.db"
 _REDIS: Final = ("redis", "rediss", "unix")
 _SQLITE: Final = ("sqlite", "sqlite3")
@@ -151,83 +147,11 @@ def _check_file(path: str, create: bool) -> None:
         raise ConfigError(f"the directory {folder} of the metadata file: you may not write to it")
 
 
-def normal_bucket(storage: str, bucket: str) -> str:
-    """The bucket as the volume keeps it. Raises: ConfigError."""
-    if storage not in STORAGES:
-        raise ConfigError(f"--storage {storage}: use one of {', '.join(STORAGES)}")
-    if storage == "mem":
-        return bucket or "mem"
-    if not bucket:
-        raise ConfigError("--bucket: name the directory that will hold the data")
-    if "://" in bucket:
-        raise ConfigError(f"--bucket {bucket}: name a directory: no other store can be used yet")
-    return os.path.abspath(bucket)
-
-
-_MEMORY: Final[dict[str, MemObjects]] = {}  # by bucket: what format and mount of one process share
-
-
-def data_directory(settings: VolumeFormat) -> str | None:
-    """Where a volume keeps its objects as files; None where it does not."""
-    return os.path.join(settings.bucket, settings.name) if settings.storage == "file" else None
-
-
-def open_objects(settings: VolumeFormat, runtime: Runtime, create: bool = False) -> ObjectStore:
-    """The volume's object store, without wrappers. Raises: ConfigError."""
-    if settings.storage == "mem":
-        return _MEMORY.setdefault(settings.bucket, MemObjects(runtime))
-    root = data_directory(settings)
-    if root is None:
-        raise ConfigError(
-            f"this slicefs does not know storage {settings.storage!r}: upgrade slicefs"
-        )
-    if create:
-        return FileObjects(runtime, root)
-    if not os.path.isdir(root):
-        raise ConfigError(f"the data directory {root} is not there: mount its disk, or restore it")
-    objects = FileObjects(runtime, root)
-    _require_owner(objects, settings, root)
-    return objects
-
-
-def _require_owner(objects: ObjectStore, settings: VolumeFormat, root: str) -> None:
-    """Raises: ConfigError where the objects are another volume's: their names would be mixed up."""
-    try:
-        owner = objects.get(OWNER_KEY).decode(errors="replace").strip()
-    except ObjectMissing:
-        return  # restored without it, or made by a program
-    if owner != settings.uuid:
-        raise ConfigError(
-            f"the data directory {root} belongs to volume {owner}, not to {settings.uuid}: "
-            "mount the right disk there"
-        )
-
-
-def claim_objects(objects: ObjectStore, settings: VolumeFormat) -> None:
-    """Mark an empty object store as this volume's. Raises: ConfigError where it is not empty."""
-    if settings.storage == "mem":
-        return
-    if next(objects.list(""), None) is not None:
-        raise ConfigError(
-            f"{data_directory(settings)} holds data of another volume: "
-            "choose another --bucket or another name"
-        )
-    objects.put(OWNER_KEY, (settings.uuid.encode(),))
-    objects.sync((OWNER_KEY,))
-
-
-def require_writable(settings: VolumeFormat) -> None:
-    """Raises: ConfigError where every write of a mount would fail."""
-    root = data_directory(settings)
-    if root is not None and not os.access(root, os.W_OK | os.X_OK):
-        raise ConfigError(f"you may not write to the data directory {root}: mount it with -o ro")
-
-
 def require_apart(url: str, settings: VolumeFormat, mountpoint: str) -> None:
     """Raises: ConfigError where the mount would hide what it is made of, and wait for itself."""
     file = urlsplit(url).path if url.startswith("unix://") else sqlite_file(url)
     above = os.path.realpath(mountpoint)
-    for path in (file, data_directory(settings)):
+    for path in (file, *directories(settings)):
         if path and os.path.commonpath((above, os.path.realpath(path))) == above:
             raise ConfigError(
                 f"can't mount on {mountpoint}: {path} of this volume is in it: "

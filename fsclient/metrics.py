@@ -79,8 +79,3 @@ def data_numbers(budget: Budget, cache: MemCache, blocks: BlockStore) -> Numbers
         "blocks_damaged_total": fetched.damaged,
         "blocks_missing_total": fetched.missing,
     }
-
-
-def object_numbers(verbs: Numbers) -> Numbers:
-    """Requests to the object store by verb."""
-    return {f"object_{name}_total": value for name, value in verbs.items()}

@@ -15,13 +15,14 @@ from types import FrameType
 from typing import Final, NamedTuple
 
 from fsclient.client import Client, ClientOptions
-from fsclient.config import open_store, require_apart, require_writable
+from fsclient.config import open_store, require_apart
 from fsclient.daemon import open_log
 from fsclient.fuse import mount as kernel
 from fsclient.fuse.mount_options import is_read_only
 from fsclient.fuse.session import Session, SessionConfig
 from fsclient.interpreter import tune
 from fsclient.metrics import operation_numbers
+from fsclient.object_stores import Pacing, require_writable
 from fsdata.budget import BUFFER_BYTES
 from fsdata.uploads import UPLOAD_THREADS
 from fsmeta.errors import ConfigError, Corrupt
@@ -47,6 +48,8 @@ class MountRequest(NamedTuple):
     heartbeat_s: float = 5.0
     log_file: str | None = None  # None: standard error
     debug: bool = False
+    pacing: Pacing = Pacing()
+    store_options: tuple[str, ...] = ()  # NAME=VALUE, instead of the volume's own
 
 
 def serve(request: MountRequest, ready: Callable[[], None]) -> int:
@@ -63,6 +66,8 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
         heartbeat_s=request.heartbeat_s,
         meta_timeout_s=request.meta_timeout_s,
         mountpoint=request.mountpoint,
+        pacing=request.pacing,
+        store_options=request.store_options,
     )
     _fail_on_signal()
     store = open_store(request.meta, runtime)

@@ -47,6 +47,8 @@ class RadosObjects:
         self._settings = settings
         self._rados = load_rados()
         self._place = f"pool {settings.pool}"
+        self._lock = runtime.lock()
+        self._closed = False  # guarded by _lock
         self._cluster = _connect(self._rados, settings, runtime)
         try:
             self._io = self._cluster.open_ioctx(settings.pool)
@@ -166,8 +168,11 @@ class RadosObjects:
         """A put that was answered is on the disks of all replicas."""
 
     def close(self) -> None:
-        self._io.close()
-        self._cluster.shutdown()
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed:
+            self._io.close()
+            self._cluster.shutdown()
 
 
 def _connect(rados: Any, settings: RadosSettings, runtime: Runtime) -> Any:

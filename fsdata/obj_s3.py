@@ -40,12 +40,10 @@ from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import Runtime
 
 PAGE_KEYS: Final = 1000  # the most that S3 gives
-CHECKSUMS: Final = ("crc32c", "sha256", "none")
 _OK: Final = (200, 204, 206)
 _NO_SUCH_RANGE: Final = 416
 _FORBIDDEN: Final = (400, 401, 403)
 _MENDS_MAX: Final = 2  # once the clock, once the keys
-_ANSWER_BYTES: Final = 8 << 20  # what an answer without `into` may have, when its time is measured
 
 
 class S3Settings(NamedTuple):
@@ -56,22 +54,23 @@ class S3Settings(NamedTuple):
     storage_class: str = ""
     encryption: str = ""  # AES256 or aws:kms
     kms_key: str = ""
-    checksum: str = "crc32c"  # how the store is told what it should receive
+    checksum: str = "crc32c"  # or sha256, none: how the store knows what it should receive
     timeouts: Timeouts = Timeouts()
 
 
 class _Session:
     """What the requests to one bucket share: keys, clock, connections."""
 
-    def __init__(self, runtime: Runtime, settings: S3Settings) -> None:
-        self.keys = Keys(runtime, settings.account)
-        self.client: Any = self.keys.client()
-        url = bucket_url(self.client, settings.bucket)
+    def __init__(self, runtime: Runtime, settings: S3Settings, keys: Keys) -> None:
+        self.keys = keys
+        client = keys.client()
+        url = bucket_url(client, settings.bucket)
         parts = urlsplit(url)
         self.host = parts.netloc.encode()
         self.path = parts.path
         self.place = url.rstrip("/")
-        self.signer = Signer(self.client.meta.region_name)
+        self.region: str = client.meta.region_name
+        self.signer = Signer(self.region)
         self._runtime = runtime
         self._skew_s = 0  # what the server's clock is ahead of ours; replaced as a whole
         tls = None
@@ -119,11 +118,14 @@ def _tls_context(ca: str) -> Any:
 
 
 class S3Objects:
-    """The objects of one bucket. Raises: ConfigError where there are no keys to begin with."""
+    """The objects of one bucket; buckets of one account can share `keys`.
 
-    def __init__(self, runtime: Runtime, settings: S3Settings) -> None:
+    Raises: ConfigError where there are no keys to begin with.
+    """
+
+    def __init__(self, runtime: Runtime, settings: S3Settings, keys: Keys | None = None) -> None:
         self._settings = settings
-        self._session = _Session(runtime, settings)
+        self._session = _Session(runtime, settings, keys or Keys(runtime, settings.account))
         self._put_headers = _put_headers(settings)
 
     def _request(
@@ -152,7 +154,7 @@ class S3Objects:
             used = session.keys.current()
             proof = session.signer.sign(used, session.now_s(), method, target, signed, payload)
             try:
-                answer = session.pool.request((first, *proof, *lines), body, into, _ANSWER_BYTES)
+                answer = session.pool.request((first, *proof, *lines), body, into)
             except Unavailable as error:
                 raise Unavailable(f"{session.place}: {error}") from error
             if answer.status in accepted:
@@ -236,6 +238,7 @@ class S3Objects:
 
     def close(self) -> None:
         self._session.pool.close()
+        self._session.keys.close()
 
     def has_bucket(self) -> bool:
         """Whether the bucket is there. Raises: Unavailable, with what the keys may not do."""
@@ -247,7 +250,7 @@ class S3Objects:
 
     def make_bucket(self) -> None:
         """Raises: Unavailable."""
-        region = self._session.client.meta.region_name
+        region = self._session.region
         elsewhere = not self._settings.account.endpoint and region != "us-east-1"
         where = {"CreateBucketConfiguration": {"LocationConstraint": region}} if elsewhere else {}
         self._by_boto(lambda client, bucket: client.create_bucket(Bucket=bucket, **where))
@@ -260,7 +263,7 @@ class S3Objects:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            request(self._session.client, self._settings.bucket)
+            request(self._session.keys.client(), self._settings.bucket)
         except ClientError as error:
             status = int(error.response["ResponseMetadata"]["HTTPStatusCode"])
             refusal = Refusal(status, str(error.response["Error"]["Code"]))
@@ -281,7 +284,10 @@ def _parse_page(body: bytes, place: str) -> _Page:
     infos: list[ObjectInfo] = []
     try:
         root = ElementTree.fromstring(body)
-        space = root.tag.partition("}")[0] + "}" if root.tag.startswith("{") else ""
+        space, _, kind = root.tag.rpartition("}")
+        space += "}" if space else ""
+        if kind != "ListBucketResult":
+            raise Unavailable(f"{place}: {kind} is no listing")
         for each in root.iterfind(f"{space}Contents"):
             text = {child.tag.removeprefix(space): child.text or "" for child in each}
             when = datetime.fromisoformat(text["LastModified"])

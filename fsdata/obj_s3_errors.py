@@ -41,7 +41,7 @@ _HINTS: Final = {
     "SignatureDoesNotMatch": "the secret key is wrong",
     "ExpiredToken": "the session token has expired and there is no newer one",
     "InvalidToken": "the session token is wrong",
-    "AccessDenied": "these keys may not do that; see the bucket's policy",
+    "AccessDenied": "the keys are wrong or may not do that; see the bucket's policy",
     "NoSuchBucket": "there is no such bucket",
     "AllAccessDisabled": "the bucket is disabled",
     "AuthorizationHeaderMalformed": "another region, most likely: --store-option region=NAME",

@@ -66,6 +66,7 @@ class _Connection:
         self._clock = runtime.monotonic
         self._silent_s = silent_s
         self._deadline = 0.0
+        self.heard = False  # anything since the request began
         self._buffer = bytearray(FRONT_BYTES)
         self._front = memoryview(self._buffer)
         self._begin = self._end = 0
@@ -73,6 +74,11 @@ class _Connection:
     def start(self, whole_s: float) -> None:
         """A request begins, which may take so long."""
         self._deadline = self._clock() + whole_s
+        self.heard = False
+
+    def extend(self, more_s: float) -> None:
+        """It turns out to be a long one."""
+        self._deadline += more_s
 
     def _be_patient(self) -> None:
         """Bound the next wait. Raises: TimeoutError."""
@@ -101,6 +107,7 @@ class _Connection:
         self._be_patient()
         got = self.sock.recv_into(self._front[self._end :])
         self._end += got
+        self.heard = self.heard or got > 0
         return got > 0
 
     def until(self, mark: bytes) -> bytes:
@@ -163,17 +170,14 @@ class HttpPool:
         head: Sequence[bytes],
         body: Sequence[Buffer] = (),
         into: Sequence[memoryview] = (),
-        expected_bytes: int = 0,
     ) -> Answer:
         """Send one request that may be repeated, and read its answer.
 
         `head`: request line and headers, without the empty line at the end. `into`: filled with the
-        body of an answer of status 200 or 206. `expected_bytes` of the answer's body count towards
-        the time it may take.
+        body of an answer of status 200 or 206.
         Raises: Unavailable.
         """
-        moved = sum(map(len, body)) + sum(map(len, into)) + expected_bytes
-        whole_s = self._timeouts.whole_s + moved / self._timeouts.slowest_bytes_s
+        whole_s = self._timeouts.whole_s + sum(map(len, body)) / self._timeouts.slowest_bytes_s
         lines = b"\r\n".join((*head, b"", b""))
         self._runtime.will_wait()
         while (connection := self._take_idle()) is not None:
@@ -222,13 +226,15 @@ class HttpPool:
                 connection.send((lines, *body))
             except (BrokenPipeError, ConnectionResetError):
                 pass  # it may have said why before it stopped listening
-            answer, keep = _read_answer(connection, lines.startswith(b"HEAD "), into)
+            no_body = lines.startswith(b"HEAD ")
+            slowest_bytes_s = self._timeouts.slowest_bytes_s
+            answer, keep = _read_answer(connection, no_body, into, slowest_bytes_s)
             return answer
         except TimeoutError as error:
             raise Unavailable("no answer in time") from error
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise _Dropped from error
         except OSError as error:
+            if not connection.heard and isinstance(error, ConnectionError):
+                raise _Dropped from error
             raise Unavailable(f"the connection failed: {_reason(error)}") from error
         finally:
             self._put_back(connection, keep)
@@ -250,7 +256,7 @@ class HttpPool:
 
 
 def _read_answer(
-    connection: _Connection, no_body: bool, into: Sequence[memoryview]
+    connection: _Connection, no_body: bool, into: Sequence[memoryview], slowest_bytes_s: int
 ) -> tuple[Answer, bool]:
     """An answer, and whether the connection can be used again. Raises: as `_Connection`."""
     while True:
@@ -266,6 +272,7 @@ def _read_answer(
             raise Unavailable("the answer does not say how long it is")
     else:
         length = _number(headers.get(b"content-length", b""))
+        connection.extend(length / slowest_bytes_s)
         if into and status in (200, 206):
             filled = _scatter(connection, length, into)
             keep = keep and filled == length

@@ -46,6 +46,7 @@ class Keys:
         self._lock = runtime.lock()
         self._session = new_session(account)  # guarded by _lock, but for reading
         self._source = self._find()  # guarded by _lock, but for reading
+        self._client: Any = None  # guarded by _lock
         self._looked_s = runtime.monotonic()  # guarded by _lock
 
     def _find(self) -> Any:
@@ -86,14 +87,29 @@ class Keys:
             self._looked_s = now
             try:
                 self._session = new_session(self._account)
+                self._drop_client()
                 self._source = self._find()
             except ConfigError as error:
                 raise Unavailable(str(error)) from error
         return self.current() != refused
 
+    def close(self) -> None:
+        """Close what boto3 has open, if anything."""
+        with self._lock:
+            self._drop_client()
+
+    def _drop_client(self) -> None:
+        """The caller holds the lock."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
     def client(self) -> Any:
         """boto3's client, for what is done rarely. Raises: ConfigError."""
-        return new_client(self._session, self._account, self.current())
+        with self._lock:
+            if self._client is None:
+                self._client = new_client(self._session, self._account, self.current())
+            return self._client
 
 
 def _given(environment: Mapping[str, str]) -> AccessKey | None:

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from fsmeta.errors import ConfigError, ObjectMissing, StoreError, Unavailable
 
+CHECK_KEY = "check/usable"  # an object that is there only while a store is tested
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -78,7 +79,7 @@ def check_usable(store: ObjectStore) -> None:
 
     Raises: ConfigError with what failed and what to do.
     """
-    key, data = "check/usable", bytes(range(256)) * 16
+    key, data = CHECK_KEY, bytes(range(256)) * 16
 
     def put() -> bool:
         store.put(key, (data[:1000], data[1000:]))

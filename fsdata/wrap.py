@@ -34,6 +34,13 @@ class Retrying:
         self._runtime = runtime
         self._inner = inner
         self._backoff = backoff or Backoff()
+        self._lock = runtime.lock()
+        self._repeats = 0  # guarded by _lock
+
+    def repeats(self) -> int:
+        """How many requests were sent again so far."""
+        with self._lock:
+            return self._repeats
 
     def _call(self, request: Callable[[], T]) -> T:
         try:
@@ -51,6 +58,8 @@ class Retrying:
                 raise error
             self._runtime.sleep(wait)
             pause = min(2 * pause, self._backoff.longest_s)
+            with self._lock:
+                self._repeats += 1
             try:
                 return request()
             except Unavailable as latest:

@@ -22,13 +22,16 @@ class VolumeFormat(NamedTuple):
 
     name: str
     uuid: str
-    storage: str  # kind of object store: file, mem
+    storage: str  # kind of object store: file, s3, rados, mem
     bucket: str  # where in that store
     block_bytes: int
     compression: str
     capacity: int  # bytes; 0: no limit
     inodes: int  # 0: no limit
     version: int = schema.METADATA_VERSION
+    shards: int = 0  # buckets that share the objects; 0: there is one
+    hash_prefix: bool = False  # keys begin with a hash
+    options: dict[str, str] | None = None  # of the object store
     unknown: dict[str, Any] | None = None
 
     @property
@@ -47,7 +50,13 @@ _TYPES: Final[dict[str, type]] = {
     "capacity": int,
     "inodes": int,
     "version": int,
+    "shards": int,
+    "hash_prefix": bool,
+    "options": dict,
 }
+# fields that are left out of the record where they say nothing
+_OPTIONAL: Final[dict[str, Any]] = {"shards": 0, "hash_prefix": False, "options": None}
+SHARDS_MAX: Final = 256  # each is a bucket, and a listing begins in all of them
 assert {*_TYPES, "unknown"} == {*VolumeFormat._fields}
 
 
@@ -59,6 +68,9 @@ def new_format(
     compression: str = "none",
     capacity: int = 0,
     inodes: int = 0,
+    shards: int = 0,
+    hash_prefix: bool = False,
+    options: dict[str, str] | None = None,
 ) -> VolumeFormat:
     """Validated settings of a new volume. Raises: ConfigError."""
     if not _NAME.fullmatch(name):
@@ -71,8 +83,20 @@ def new_format(
         raise ConfigError(f"--compress {compression}: use one of {', '.join(COMPRESSIONS)}")
     if capacity < 0 or inodes < 0:
         raise ConfigError("--capacity and --inodes can't be negative; 0 means no limit")
+    if shards != 0 and not 2 <= shards <= SHARDS_MAX:
+        raise ConfigError(f"--shards: from 2 to {SHARDS_MAX} buckets, or 0 for one")
     return VolumeFormat(
-        name, str(uuid.uuid4()), storage, bucket, block_bytes, compression, capacity, inodes
+        name,
+        str(uuid.uuid4()),
+        storage,
+        bucket,
+        block_bytes,
+        compression,
+        capacity,
+        inodes,
+        shards=shards,
+        hash_prefix=hash_prefix,
+        options=options or None,
     )
 
 
@@ -80,6 +104,9 @@ def pack_format(settings: VolumeFormat) -> bytes:
     """The value of the settings in F."""
     record = settings._asdict()
     unknown = record.pop("unknown") or {}
+    for name in _OPTIONAL:
+        if not record[name]:
+            del record[name]
     return schema.pack_map({**unknown, **record})
 
 
@@ -94,11 +121,21 @@ def unpack_format(value: bytes) -> VolumeFormat:
             f"the volume has metadata version {version}, this slicefs knows up to "
             f"{schema.METADATA_VERSION}: upgrade slicefs"
         )
-    known = {name: record.pop(name, None) for name in _TYPES}
+    known: dict[str, Any] = {}
     for name, kind in _TYPES.items():
-        if type(known[name]) is not kind:
+        if name in _OPTIONAL and name not in record:
+            continue
+        known[name] = record.pop(name, None)
+        if type(known[name]) is not kind or not _is_texts(known[name]):
             raise Corrupt(schema.FORMAT, schema.FORMAT_FIELD, f"{name} is {known[name]!r}")
     return VolumeFormat(**known, unknown=record or None)
+
+
+def _is_texts(value: object) -> bool:
+    """Whether a map has texts only."""
+    if not isinstance(value, dict):
+        return True
+    return all(type(each) is str for pair in value.items() for each in pair)
 
 
 def require_none(txn: Txn) -> None:

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import boto3
+
 from fsdata.rados_binding import load_rados
 from fsmeta.errors import ConfigError
 from tests.redis_server import free_port
@@ -108,7 +110,7 @@ rgw_run_sync_thread = false
 rgw_dynamic_resharding = false
 rgw_enable_usage_log = false
 rgw_override_bucket_index_max_shards = 1
-rgw_s3_auth_use_sts = true
+rgw_s3_auth_use_sts = {tokens}
 rgw_sts_key = abcdefghijklmnop
 log_file = {base}/rgw.log
 admin_socket = {base}/rgw.asok
@@ -125,10 +127,17 @@ _CAPS: Final = {
 class CephCluster:
     """A cluster in `directory`; `with` starts and stops it. Its daemons can be killed one by one.
 
-    Without `gateway` there is no S3, and it starts in half the time.
+    Without `gateway` there is no S3, and it starts in half the time. With `tokens` radosgw knows
+    session tokens, and calls every wrong key AccessDenied.
     """
 
-    def __init__(self, directory: Path, store: str = "memstore", gateway: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        store: str = "memstore",
+        gateway: bool = True,
+        tokens: bool = False,
+    ) -> None:
         longest = f"{directory}/client.admin.asok"
         assert len(longest) <= SOCKET_PATH_BYTES, f"too long for a unix socket: {longest}"
         self.base = directory
@@ -136,8 +145,10 @@ class CephCluster:
         self.s3_port = free_port()
         self._store = store
         self._gateway = gateway
+        self._tokens = tokens
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._admin: Any = None
+        self._has_role = False
         self._osd_uuid = str(uuid.uuid4())
 
     @staticmethod
@@ -170,7 +181,10 @@ class CephCluster:
 
     def _write_settings(self) -> None:
         ports = {"v1": free_port(), "v2": free_port(), "s3": self.s3_port}
-        text = _GLOBAL.format(fsid=uuid.uuid4(), base=self.base, store=self._store, **ports)
+        tokens = str(self._tokens).lower()
+        text = _GLOBAL.format(
+            fsid=uuid.uuid4(), base=self.base, store=self._store, tokens=tokens, **ports
+        )
         self.conf.write_text(text)
         for name in ("mon", "osd", "rgw", "crash"):
             (self.base / name).mkdir()
@@ -265,6 +279,32 @@ class CephCluster:
             *("key", "rm", "--uid", name, "--key-type", "s3", "--access-key", access_key)
         )
 
+    def session_keys(self, name: str = "test") -> dict[str, str]:
+        """Keys of a role that end by themselves: AccessKeyId, SecretAccessKey, SessionToken."""
+        if not self._has_role:
+            self._has_role = True
+            may_assume = {"AWS": [f"arn:aws:iam:::user/{name}"]}
+            self._radosgw_admin(
+                *("role", "create", "--role-name", "tests-role", "--assume-role-policy-doc"),
+                _policy("sts:AssumeRole", Principal=may_assume),
+            )
+            self._radosgw_admin(
+                *("role-policy", "put", "--role-name", "tests-role", "--policy-name", "all"),
+                *("--policy-doc", _policy("s3:*", Resource="arn:aws:s3:::*")),
+            )
+        client = boto3.client(
+            "sts",
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        )
+        arn = "arn:aws:iam:::role/tests-role"
+        answer = client.assume_role(RoleArn=arn, RoleSessionName="tests", DurationSeconds=900)
+        client.close()
+        keys = answer["Credentials"]
+        return {each: keys[each] for each in ("AccessKeyId", "SecretAccessKey", "SessionToken")}
+
     def _radosgw_admin(self, *words: str) -> str:
         return self._run("radosgw-admin", "-c", self.conf, *words)
 
@@ -342,6 +382,11 @@ def short_directory() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _policy(action: str, **more: object) -> str:
+    statement = {"Effect": "Allow", "Action": [action], **more}
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
 
 def _key() -> str:

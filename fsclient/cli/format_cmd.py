@@ -8,19 +8,10 @@ from contextlib import ExitStack, contextmanager
 
 import click
 
-from fsclient.cli.options import COUNT, META_WAIT_S, size
-from fsclient.config import (
-    OWNER_KEY,
-    STORAGES,
-    claim_objects,
-    data_directory,
-    normal_bucket,
-    open_objects,
-    open_store,
-    shown_url,
-    sqlite_file,
-)
-from fsdata.objects import check_usable
+from fsclient.cli.options import COUNT, META_WAIT_S, no_keys_here, size, store_option
+from fsclient.config import open_store, shown_url, sqlite_file
+from fsclient.object_options import STORAGES, parse_bucket, parse_options
+from fsclient.object_stores import OWNER_KEY, claimed, directories, place_of, require_room
 from fsmeta import volume
 from fsmeta.cache import RowCache
 from fsmeta.errors import Ambiguous, ConfigError
@@ -34,7 +25,14 @@ from fsmeta.volume import VolumeFormat
 @click.argument("meta")
 @click.argument("name")
 @click.option("--storage", default="file", show_default=True, metavar="|".join(STORAGES))
-@click.option("--bucket", default="", help="Directory that will hold the data.")
+@click.option(
+    "--bucket",
+    default="",
+    metavar="PLACE",
+    help="Where the data will be: a directory; http(s)://HOST/BUCKET or s3://BUCKET; "
+    "POOL or POOL/NAMESPACE of Ceph.",
+)
+@store_option
 @click.option(
     "--block-size", type=size, default=BLOCK_BYTES_MAX, show_default="4MiB", help="Object size."
 )
@@ -47,37 +45,62 @@ from fsmeta.volume import VolumeFormat
 )
 @click.option("--capacity", type=size, default=0, help="Limit of the volume's data; 0: none.")
 @click.option("--inodes", type=COUNT, default=0, help="Limit of files and directories; 0: none.")
+@click.option("--hash-prefix", is_flag=True, help="Let keys begin with a hash.")
+@click.option(
+    "--shards",
+    type=COUNT,
+    default=0,
+    help="Spread the data over so many buckets; %d in --bucket is their number.",
+)
 @click.option("--trash-days", type=click.IntRange(0, 0), default=0, help="Not available yet: 0.")
 @click.option("--dry-run", is_flag=True, help="Check what can be and write nothing.")
+@no_keys_here
 def format_(
     meta: str,
     name: str,
     storage: str,
     bucket: str,
+    store_options: tuple[str, ...],
     block_size: int,
     compress: str,
     capacity: int,
     inodes: int,
+    hash_prefix: bool,
+    shards: int,
     trash_days: int,
     dry_run: bool,
 ) -> None:
     """Make the volume NAME with its metadata in META.
 
     META is redis://HOST:PORT/DB, or sqlite:///FILE.db (a path with directories is absolute).
-    The object store is tested first; nothing is left behind where that fails. Name, block size and
-    compression can't be changed later.
+    The object store is tested first; nothing is left behind where that fails. What is said here
+    can't be changed later, but for the store's options, which a mount may give anew.
+
+    The keys of an S3 store come from ACCESS_KEY and SECRET_KEY in the environment, from the file
+    of --store-option credentials=FILE, or from where AWS programs look. They are not kept.
     """
     del trash_days
     file = sqlite_file(meta)
+    place = parse_bucket(storage, bucket, shards)
+    options = {**place.options, **parse_options(storage, store_options)}
     settings = volume.new_format(
-        name, storage, normal_bucket(storage, bucket), block_size, compress, capacity, inodes
+        name,
+        storage,
+        place.bucket,
+        block_size,
+        compress,
+        capacity,
+        inodes,
+        shards,
+        hash_prefix,
+        options,
     )
     runtime = SystemRuntime()
     if dry_run:
         _check_only(meta, file, settings, runtime)
-        click.echo(f"would make volume {name} with data in {settings.bucket}")
+        click.echo(f"would make volume {name} with data in {place_of(settings)}")
         return
-    with _undone_on_failure(file, data_directory(settings)):
+    with _undone_on_failure(file, directories(settings)):
         _create(meta, settings, runtime)
     click.echo(f"volume {name} is ready: slicefs mount {shown_url(meta)} MOUNTPOINT")
 
@@ -89,13 +112,8 @@ def _create(meta: str, settings: VolumeFormat, runtime: Runtime) -> None:
     try:
         transactor = Transactor(store, runtime, RowCache(runtime), META_WAIT_S)
         transactor.view(volume.require_none)
-        objects = open_objects(settings, runtime, create=True)
-        try:
-            check_usable(objects)
-            claim_objects(objects, settings)
+        with claimed(settings, runtime):
             transactor.run(lambda txn: volume.create_volume(txn, settings, owner, runtime.now_ns()))
-        finally:
-            objects.close()
         store.sync()
     finally:
         store.close()
@@ -103,11 +121,12 @@ def _create(meta: str, settings: VolumeFormat, runtime: Runtime) -> None:
 
 def _check_only(meta: str, file: str | None, settings: VolumeFormat, runtime: Runtime) -> None:
     """What can be found out without writing. Raises: ConfigError."""
-    for path in (file, data_directory(settings)):
+    for path in (file, *directories(settings)):
         if path is not None:
             above = _nearest(path)
             if not os.access(above, os.W_OK):
                 raise ConfigError(f"you may not write to {above}: choose another place for {path}")
+    require_room(settings, runtime)
     if file is not None and not os.path.exists(file):
         return
     store = open_store(meta, runtime)
@@ -125,13 +144,13 @@ def _nearest(path: str) -> str:
 
 
 @contextmanager
-def _undone_on_failure(file: str | None, data: str | None) -> Iterator[None]:
+def _undone_on_failure(file: str | None, roots: list[str]) -> Iterator[None]:
     """Remove what was not there before: the SQLite file, and directories for data."""
     with ExitStack() as undo:
         if file is not None and not os.path.exists(file):
             for end in ("", "-wal", "-shm"):
                 undo.callback(_quietly, os.unlink, file + end)
-        if data is not None:
+        for data in roots:
             for path in _absent(data):
                 undo.callback(_quietly, os.rmdir, path)
             if not os.path.exists(data):

@@ -8,8 +8,10 @@ from typing import Final, NamedTuple
 
 import click
 
-from fsclient.cli.options import META_WAIT_S
-from fsclient.config import open_objects, open_store
+from fsclient.cli.options import META_WAIT_S, store_option
+from fsclient.config import open_store
+from fsclient.object_options import parse_options
+from fsclient.object_stores import open_objects, stacked
 from fsclient.verify import verify_objects
 from fsmeta.check import check
 from fsmeta.engine import Meta
@@ -23,14 +25,15 @@ _SHOWN_MAX: Final = 100
 @click.command()
 @click.argument("meta")
 @click.option("--data", is_flag=True, help="Read every object and verify its checksums, too.")
+@store_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def fsck(meta: str, data: bool, as_json: bool) -> int:
+def fsck(meta: str, data: bool, store_options: tuple[str, ...], as_json: bool) -> int:
     """Check the volume in META. Exit code 0: clean, 3: problems were found.
 
     On a volume in use, what changes during the check may be reported as a problem.
     """
     try:
-        report = _examine(meta, data)
+        report = _examine(meta, data, store_options)
     except Corrupt as error:  # the settings themselves, or what leads to everything else
         click.echo(f"slicefs: {error}", file=sys.stderr)
         return FOUND
@@ -49,14 +52,16 @@ class _Report(NamedTuple):
     problems: list[str]
 
 
-def _examine(meta: str, data: bool) -> _Report:
+def _examine(meta: str, data: bool, store_options: tuple[str, ...]) -> _Report:
     """Metadata first, then the objects that it names."""
     runtime = SystemRuntime()
     store = open_store(meta, runtime)
     try:
         settings = Meta(store, runtime, META_WAIT_S).format
+        overrides = parse_options(settings.storage, store_options)
         found = check(store)
-        objects = open_objects(settings, runtime)
+        raw = open_objects(settings, runtime, overrides)
+        objects = stacked(raw, settings.storage, runtime).store
         try:
             verdict = verify_objects(objects, settings.block_bytes, found.slices, found.dead, data)
         finally:

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import click
 
-from fsclient.cli.options import SecondsType, size
+from fsclient.cli.options import SecondsType, no_keys_here, size, store_option
 from fsclient.daemon import daemonize, default_log
 from fsclient.fuse.mount_options import is_known
+from fsclient.object_stores import TIMEOUT_S, Pacing
 from fsclient.serve import MountRequest, serve
 from fsclient.sizes import format_size
 from fsdata.budget import BUFFER_BYTES, BUFFER_BYTES_MIN
@@ -24,6 +25,10 @@ _WORDS: Final = {
     "max-uploads": "max_uploads",
     "meta-timeout": "meta_timeout",
     "heartbeat": "heartbeat",
+    "store-option": "store_options",
+    "object-timeout": "object_timeout",
+    "upload-limit": "upload_limit",
+    "download-limit": "download_limit",
     "log": "log",
     "debug": "debug",
 }
@@ -52,6 +57,17 @@ _WORDS: Final = {
     show_default=True,
     help="Uploads at once.",
 )
+@click.option(
+    "--object-timeout",
+    type=SecondsType(1, 86400),
+    default=TIMEOUT_S,
+    show_default=True,
+    help="Seconds a request is repeated while the object store is away.",
+)
+@click.option("--upload-limit", type=size, default=0, help="Bytes a second to the object store.")
+@click.option("--download-limit", type=size, default=0, help="Bytes a second from it.")
+@store_option
+@no_keys_here
 @click.option(
     "--meta-timeout",
     type=SecondsType(1, 3600),
@@ -90,6 +106,7 @@ def mount(
     The options of this command can be given as `-o name=value`, too, for fstab.
     """
     kernel_words, own = _sorted_words(ctx, [w for group in words for w in group.split(",") if w])
+    own["store_options"] = (*settings["store_options"], *own.get("store_options", ()))
     settings.update(own)
     if not mountpoint:  # an unset variable, most likely; it would stand for the working directory
         raise ConfigError("the mount point is empty: name a directory")
@@ -105,6 +122,8 @@ def mount(
         settings["heartbeat"],
         settings["log"],
         settings["debug"],
+        Pacing(settings["object_timeout"], settings["upload_limit"], settings["download_limit"]),
+        tuple(settings["store_options"]),
     )
     if not background:
         return serve(request, ready=lambda: None)
@@ -136,6 +155,8 @@ def _sorted_words(ctx: click.Context, words: list[str]) -> tuple[list[str], dict
             kernel_words.append(word)
         elif known is None:
             raise ConfigError(f"unknown mount option {word!r}: see `slicefs mount --help`")
+        elif known == "store_options":
+            own[known] = (*own.get(known, ()), value)
         elif known == "debug":
             if equals:
                 raise ConfigError(f"-o {word}: debug has no value, leave it out to have it off")

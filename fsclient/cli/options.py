@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import click
 
 from fsclient.sizes import SIZE_MAX, parse_size
 from fsmeta.errors import ConfigError
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 META_WAIT_S: Final = 5.0  # a metadata store that is away is reported by commands, not waited for
 
 
@@ -36,4 +38,28 @@ class SecondsType(click.FloatRange):
         return seconds
 
 
+def _refuse_keys(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise ConfigError(
+            f"{param.opts[0]}: a key on the command line is seen in `ps`: set ACCESS_KEY and "
+            "SECRET_KEY, or name a file with --store-option credentials=FILE"
+        )
+
+
+def no_keys_here(command: _Command) -> _Command:
+    """Tell whoever types keys, as with other programs, where they belong."""
+    for name in ("--access-key", "--secret-key", "--session-token"):
+        command = click.option(name, hidden=True, expose_value=False, callback=_refuse_keys)(
+            command
+        )
+    return command
+
+
+store_option: Final = click.option(
+    "--store-option",
+    "store_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Of the object store; see docs/OPERATING.md.",
+)
 COUNT: Final = click.IntRange(0, SIZE_MAX)

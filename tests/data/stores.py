@@ -24,10 +24,15 @@ def fresh_name() -> str:
     return f"t{os.getpid()}-{next(_NUMBERS)}"
 
 
-def credentials_file(directory: Path, access: str = ACCESS_KEY, secret: str = SECRET_KEY) -> Path:
+def credentials_file(
+    directory: Path, access: str = ACCESS_KEY, secret: str = SECRET_KEY, token: str = ""
+) -> Path:
     """Keys in a file, as AWS programs keep them."""
     path = directory / "credentials"
-    path.write_text(f"[default]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n")
+    lines = ["[default]", f"aws_access_key_id = {access}", f"aws_secret_access_key = {secret}"]
+    if token:
+        lines.append(f"aws_session_token = {token}")
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 

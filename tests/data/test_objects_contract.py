@@ -14,6 +14,8 @@ from fsdata.obj_file import FileObjects
 from fsdata.obj_mem import MemObjects
 from fsdata.objects import ObjectStore, check_usable
 from fsdata.wrap import Metered, Prefixed, Retrying
+from fsdata.wrap_pace import Adaptive, Limited
+from fsdata.wrap_shards import Sharded, hashed
 from fsmeta.errors import ObjectMissing, StoreError
 from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import CephCluster
@@ -21,7 +23,7 @@ from tests.data.faults import FaultyObjects
 from tests.data.stores import rados_namespace, s3_bucket
 
 RUNTIME = SystemRuntime()
-WRAPPED = ("prefixed", "metered", "retrying", "faulty")
+WRAPPED = ("prefixed", "metered", "retrying", "faulty", "adaptive", "limited", "sharded", "hashed")
 
 
 def open_wrapped(kind: str) -> ObjectStore:
@@ -32,6 +34,10 @@ def open_wrapped(kind: str) -> ObjectStore:
         "metered": Metered(RUNTIME, mem),
         "retrying": Retrying(RUNTIME, mem),
         "faulty": FaultyObjects(RUNTIME, mem),
+        "adaptive": Adaptive(RUNTIME, mem, 3),
+        "limited": Limited(RUNTIME, mem, 1e9, 1e9),
+        "sharded": Sharded([MemObjects(RUNTIME) for _ in range(3)]),
+        "hashed": hashed(mem),
     }
     return made[kind]
 

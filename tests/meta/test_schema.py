@@ -53,6 +53,8 @@ FORMAT = volume.VolumeFormat(
     "vol", "u-u", "file", "/b", 1 << 22, "lz4", 10, 20, unknown={"later": [1]}
 )
 
+SPREAD = FORMAT._replace(shards=3, hash_prefix=True, options={"region": "eu"}, unknown=None)
+
 
 # --- golden bytes --------------------------------------------------------------------------------
 
@@ -101,6 +103,15 @@ GOLDEN: dict[str, tuple[bytes, str]] = {
         "ab 626c6f636b5f6279746573 ce 00400000 ab 636f6d7072657373696f6e a3 6c7a34"
         "a8 6361706163697479 0a a6 696e6f646573 14 a7 76657273696f6e 01",
     ),
+    "format of a spread volume": (
+        volume.pack_format(SPREAD),
+        "8c a4 6e616d65 a3 766f6c a4 75756964 a3 752d75"
+        "a7 73746f72616765 a4 66696c65 a6 6275636b6574 a2 2f62"
+        "ab 626c6f636b5f6279746573 ce 00400000 ab 636f6d7072657373696f6e a3 6c7a34"
+        "a8 6361706163697479 0a a6 696e6f646573 14 a7 76657273696f6e 01"
+        "a6 736861726473 03 ab 686173685f707265666978 c3 a7 6f7074696f6e73 81"
+        "a6 726567696f6e a2 6575",
+    ),
 }
 
 
@@ -130,6 +141,7 @@ def test_old_bytes_are_still_read() -> None:
     assert schema.unpack_dead(b"", golden["dead"]) == [(7, 100), (2**63, 1)]
     assert schema.unpack_session(schema.pack_u64(9), golden["session"]) == SESSION
     assert volume.unpack_format(golden["format"]) == FORMAT
+    assert volume.unpack_format(golden["format of a spread volume"]) == SPREAD
 
 
 # --- corruption ----------------------------------------------------------------------------------
@@ -244,7 +256,12 @@ def test_a_session_is_named_by_its_number() -> None:
         schema.unpack_session(b"123", schema.pack_session(SESSION))
 
 
-@pytest.mark.parametrize("field", sorted(set(volume.VolumeFormat._fields) - {"unknown"}))
+SOMETIMES = {"shards", "hash_prefix", "options"}
+
+
+@pytest.mark.parametrize(
+    "field", sorted(set(volume.VolumeFormat._fields) - SOMETIMES - {"unknown"})
+)
 def test_a_format_has_all_its_fields(field: str) -> None:
     record = msgpack.unpackb(volume.pack_format(FORMAT))
     others: list[Any] = [None, [], {}, 1.5, True]
@@ -254,6 +271,14 @@ def test_a_format_has_all_its_fields(field: str) -> None:
     del record[field]
     with pytest.raises(Corrupt):
         volume.unpack_format(schema.pack_map(record))
+
+
+def test_a_format_has_only_what_it_needs() -> None:
+    assert not SOMETIMES & msgpack.unpackb(volume.pack_format(FORMAT)).keys()
+    for wrong in ({"shards": None}, {"hash_prefix": 1}, {"options": None}, {"options": {"a": 1}}):
+        record = msgpack.unpackb(volume.pack_format(FORMAT))
+        with pytest.raises(Corrupt):
+            volume.unpack_format(schema.pack_map({**record, **wrong}))
 
 
 def test_a_later_version_says_what_to_do() -> None:

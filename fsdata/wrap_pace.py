@@ -1,0 +1,187 @@
+"""Two ways to ask a store for less: fewer requests at a time, and fewer bytes a second.
+
+`Adaptive` obeys a store that says "slow down"; `Limited` obeys whoever mounted the volume. The
+client puts `Adaptive` below `Retrying`, so that a request in its back-off takes no place, and
+`Limited` above it, so that waiting for bandwidth counts as no failure.
+
+Threading: any method from any thread; each has one lock, a leaf, not held across store I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Throttled
+from fsmeta.runtime import Runtime
+
+T = TypeVar("T")
+
+REQUESTS_MAX: Final = 256  # at a time: what `--max-uploads` and the serving threads may reach
+CUT: Final = 0.5  # what remains of the window when the store is asked too much
+
+
+class Window(NamedTuple):
+    """How many requests are let through at a time, are under way, and were turned away so far."""
+
+    size: float
+    busy: int
+    throttled: int
+
+
+class Adaptive:
+    """Halves the requests at a time when the store throttles, and adds one a round while it works.
+
+    That is how TCP shares a line (additive increase, multiplicative decrease): many clients that
+    know nothing of each other settle at what the store can do. All that was sent before a cut
+    counts as one complaint. Listings pass: they are one request at a time as it is.
+    """
+
+    def __init__(self, runtime: Runtime, inner: ObjectStore, most: int = REQUESTS_MAX) -> None:
+        self._inner = inner
+        self._most = most
+        self._cond = runtime.condition()
+        self._window = float(most)  # guarded by _cond, as all below
+        self._busy = 0
+        self._cuts = 0
+        self._throttled = 0
+
+    def window(self) -> Window:
+        """The state now."""
+        with self._cond:
+            return Window(self._window, self._busy, self._throttled)
+
+    def _enter(self) -> int:
+        """Wait for a place; how many cuts there have been."""
+        with self._cond:
+            while self._busy >= int(self._window):
+                self._cond.wait()
+            self._busy += 1
+            return self._cuts
+
+    def _leave(self) -> None:
+        """Something went wrong that says nothing about the store's load."""
+        with self._cond:
+            self._busy -= 1
+            self._cond.notify()
+
+    def _succeed(self) -> None:
+        with self._cond:
+            self._busy -= 1
+            if self._window < self._most:
+                self._window = min(float(self._most), self._window + 1 / self._window)
+            self._cond.notify(2)  # the place that became free, and the one that may be new
+
+    def _cut(self, cuts: int) -> None:
+        with self._cond:
+            self._throttled += 1
+            if cuts == self._cuts:
+                self._window = max(1.0, min(self._window, self._busy) * CUT)
+                self._cuts += 1
+            self._busy -= 1
+            self._cond.notify()
+
+    def _call(self, request: Callable[[], T]) -> T:
+        cuts = self._enter()
+        try:
+            answer = request()
+        except Throttled:
+            self._cut(cuts)
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        self._succeed()
+        return answer
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None:
+        self._call(lambda: self._inner.put(key, pieces))
+
+    def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
+        return self._call(lambda: self._inner.get(key, begin, end))
+
+    def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
+        return self._call(lambda: self._inner.get_into(key, pieces))
+
+    def delete(self, key: str) -> None:
+        self._call(lambda: self._inner.delete(key))
+
+    def head(self, key: str) -> ObjectInfo | None:
+        return self._call(lambda: self._inner.head(key))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._inner.list(prefix)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        self._inner.sync(keys)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Pace:
+    """So many bytes a second; no bound where `bytes_s` is 0."""
+
+    def __init__(self, runtime: Runtime, bytes_s: float) -> None:
+        self._runtime = runtime
+        self._bytes_s = bytes_s
+        self._lock = runtime.lock()
+        self._free_s = 0.0  # guarded by _lock: when what was taken so far has gone through
+
+    def take(self, size: int) -> None:
+        """Wait until all that was taken before has gone through, and take `size` bytes."""
+        if not self._bytes_s:
+            return
+        with self._lock:
+            now = self._runtime.monotonic()
+            start = max(now, self._free_s)
+            self._free_s = start + size / self._bytes_s
+        if start > now:
+            self._runtime.sleep(start - now)
+
+
+class Limited:
+    """Keeps puts under `upload_bytes_s` and gets under `download_bytes_s`; 0: no limit."""
+
+    def __init__(
+        self, runtime: Runtime, inner: ObjectStore, upload_bytes_s: float, download_bytes_s: float
+    ) -> None:
+        self._inner = inner
+        self._up = Pace(runtime, upload_bytes_s)
+        self._down = Pace(runtime, download_bytes_s)
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None:
+        self._up.take(sum(map(len, pieces)))
+        self._inner.put(key, pieces)
+
+    def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
+        self._down.take(max(0, end - begin) if end is not None else 0)
+        data = self._inner.get(key, begin, end)
+        if end is None:  # now it is known, and the next one waits for it
+            self._down.take(len(data))
+        return data
+
+    def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
+        self._down.take(sum(map(len, pieces)))
+        return self._inner.get_into(key, pieces)
+
+    def delete(self, key: str) -> None:
+        self._inner.delete(key)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        return self._inner.head(key)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._inner.list(prefix)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        self._inner.sync(keys)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+_CONFORM: tuple[
+    Callable[[Runtime, ObjectStore], ObjectStore],
+    Callable[[Runtime, ObjectStore, float, float], ObjectStore],
+] = (Adaptive, Limited)

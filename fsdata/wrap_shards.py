@@ -1,0 +1,74 @@
+"""One store out of several: an object's place follows from its key's CRC-32.
+
+That spreads a volume over buckets (`format --shards`), and over prefixes of one bucket (`format
+--hash-prefix`), because S3 gives each prefix a share of requests of its own. The number of parts
+can never change, or objects would be looked for in the wrong one.
+
+Threading: as the contract says; there is no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import merge
+from typing import Final
+from zlib import crc32
+
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore
+from fsdata.wrap import Prefixed
+
+# S3 takes 3,500 puts and 5,500 gets a second for a prefix; 16 of them are more than a cluster of
+# training hosts asks for, and a listing has to begin in each.
+HASH_PREFIXES: Final = 16
+
+
+class Sharded:
+    """The objects of `stores`, each in the one that its key points to."""
+
+    def __init__(self, stores: Sequence[ObjectStore]) -> None:
+        assert stores, "a place for the first object"
+        self._stores = stores
+
+    def _of(self, key: str) -> ObjectStore:
+        return self._stores[crc32(key.encode()) % len(self._stores)]
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None:
+        self._of(key).put(key, pieces)
+
+    def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
+        return self._of(key).get(key, begin, end)
+
+    def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
+        return self._of(key).get_into(key, pieces)
+
+    def delete(self, key: str) -> None:
+        self._of(key).delete(key)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        return self._of(key).head(key)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return merge(*(store.list(prefix) for store in self._stores), key=_key)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        parts: dict[int, list[str]] = {}
+        for key in keys:
+            parts.setdefault(crc32(key.encode()) % len(self._stores), []).append(key)
+        for number, part in parts.items():
+            self._stores[number].sync(part)
+
+    def close(self) -> None:
+        for store in self._stores:
+            store.close()
+
+
+def hashed(store: ObjectStore) -> ObjectStore:
+    """`store` with keys spread over prefixes `0/` to `f/`."""
+    return Sharded([Prefixed(store, f"{number:x}/") for number in range(HASH_PREFIXES)])
+
+
+def _key(info: ObjectInfo) -> str:
+    return info.key
+
+
+_CONFORMS: Callable[[Sequence[ObjectStore]], ObjectStore] = Sharded

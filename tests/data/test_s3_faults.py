@@ -1,0 +1,252 @@
+"""S3 over a bad network and from a bad server: what clients of the store see, and what they don't.
+
+The network is `HttpProxy`, the server behind it a real radosgw; the store is wrapped as a mount has
+it. Timeouts are those of `QUICK`, so that what is stuck is noticed within a second.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fsclient.object_stores import Pacing, Stack, stacked
+from fsdata.blocks import BlockStore
+from fsdata.budget import Budget
+from fsdata.mem_cache import MemCache
+from fsdata.obj_s3 import S3Objects
+from fsdata.objects import Throttled
+from fsmeta.errors import ObjectDamaged, Unavailable
+from fsmeta.runtime import SystemRuntime
+from fsmeta.types import SliceId
+from tests.ceph_cluster import CephCluster
+from tests.data.stores import s3_bucket, s3_settings
+from tests.data.test_objects_contract import run_together
+from tests.http_proxy import Fault, HttpProxy, Kind
+
+RUNTIME = SystemRuntime()
+BLOCK = 1 << 20
+DOWN_S, DOWN_SOAK_S = 4.0, 60.0
+
+
+class World(NamedTuple):
+    """A bucket behind a proxy, bare and wrapped."""
+
+    proxy: HttpProxy
+    raw: S3Objects
+    stack: Stack
+    direct: S3Objects  # without the proxy
+
+
+@pytest.fixture
+def world(ceph: CephCluster, tmp_path: Path) -> Iterator[World]:
+    direct = s3_bucket(ceph, tmp_path)
+    bucket = direct._settings.bucket
+    with HttpProxy(ceph.s3_port) as proxy:
+        raw = S3Objects(RUNTIME, s3_settings(proxy.endpoint, tmp_path, bucket))
+        yield World(proxy, raw, stacked(raw, "s3", RUNTIME, Pacing(timeout_s=90)), direct)
+        raw.close()
+        direct.close()
+
+
+BREAKING = [
+    Kind.STATUS,
+    Kind.RESET,
+    Kind.STUCK,
+    Kind.CUT_REQUEST,
+    Kind.LOSE_ANSWER,
+    Kind.CUT_ANSWER,
+    Kind.DELAY,
+]
+
+
+@pytest.mark.parametrize("kind", BREAKING)
+def test_everything_is_repeated_until_it_works(world: World, kind: Kind) -> None:
+    """Each verb meets the fault, quick ones twice in a row."""
+    store, data = world.stack.store, os.urandom(200_000)
+    count = 1 if kind in (Kind.STUCK, Kind.DELAY) else 2
+
+    def provoke(method: str) -> Fault:
+        fault = Fault(kind, count, method, status=500, code="InternalError", seconds=2)
+        return world.proxy.add(fault)
+
+    verbs: list[tuple[str, Callable[[], object], object]] = [
+        ("PUT", lambda: store.put("a/k", (data[:9], data[9:])), None),
+        ("GET", lambda: store.get("a/k"), data),
+        ("GET", lambda: store.get("a/k", 1000, 2000), data[1000:2000]),
+        ("GET", lambda: _get_into(store.get_into, len(data)), data),
+        ("GET", lambda: [info.size for info in store.list("a/")], [len(data)]),
+        ("DELETE", lambda: store.delete("a/k"), None),
+    ]
+    for method, verb, expected in verbs:
+        fault = provoke(method)
+        assert verb() == expected
+        if kind is not Kind.CUT_ANSWER or method == "GET":  # other answers have no half
+            assert fault.hits == count
+        world.proxy.heal()
+    assert world.direct.head("a/k") is None
+
+
+def _get_into(get_into: Callable[[str, list[memoryview]], int], size: int) -> bytes:
+    room = bytearray(size)
+    assert get_into("a/k", [memoryview(room)[:100], memoryview(room)[100:]]) == size
+    return bytes(room)
+
+
+def test_a_cut_answer_is_no_short_object(world: World) -> None:
+    world.raw.put("k", (os.urandom(300_000),))
+    for begin, end in ((0, None), (5, 250_000)):
+        fault = world.proxy.add(Fault(Kind.CUT_ANSWER, 1, "GET"))
+        with pytest.raises(Unavailable, match=r"ended after \d+ of \d+ bytes|connection failed"):
+            world.raw.get("k", begin, end)
+        assert fault.hits == 1
+
+
+def test_requests_that_hang_are_cancelled(world: World) -> None:
+    """A silent server, and one that sends a byte now and then, cost a bounded time."""
+    world.raw.put("k", (b"x" * 100,))
+    for kind, longest_s in ((Kind.STUCK, 2.0), (Kind.DRIP, 5.0)):
+        fault = world.proxy.add(Fault(kind, 1, "GET"))
+        begun = time.monotonic()
+        with pytest.raises(Unavailable, match="no answer in time"):
+            world.raw.get("k")
+        assert time.monotonic() - begun < longest_s
+        assert fault.hits == 1
+        world.proxy.heal()
+    assert world.raw.get("k") == b"x" * 100
+
+
+def test_connections_that_the_server_closed_cost_no_error(world: World) -> None:
+    """What was idle when the server restarted is replaced without a word to the caller."""
+    world.raw.put("k", (b"v",))
+    for _ in range(3):
+        world.proxy.go_away()
+        world.proxy.heal()
+        assert world.raw.get("k") == b"v"
+        world.proxy.go_away()
+        world.proxy.heal()
+        world.raw.put("k", (b"v" * 300_000,))
+        world.raw.put("k", (b"v",))
+
+
+@pytest.mark.parametrize("kind", [Kind.FLIP_ANSWER, Kind.SHORTEN])
+def test_wrong_bytes_are_never_data(world: World, kind: Kind) -> None:
+    """Whole blocks, short ones, and ranges: each is refused, and right the next time.
+
+    A range that is too short contradicts its own headers, and is repeated at once.
+    """
+    budget = Budget(RUNTIME)
+    blocks = BlockStore(RUNTIME, world.stack.store, MemCache(RUNTIME, budget), block_bytes=BLOCK)
+    data = os.urandom(BLOCK)
+    blocks.put_block(SliceId(7), 0, bytearray(data))
+    blocks.put_block(SliceId(8), 0, bytearray(data[:5000]))
+    reads = [
+        (SliceId(7), BLOCK, 300_000, 310_000, False),
+        (SliceId(7), BLOCK, 0, BLOCK, True),
+        (SliceId(8), 5000, 0, 5000, True),
+    ]
+    for slice_id, size, begin, end, whole in reads:
+        fault = world.proxy.add(Fault(kind, 1, "GET"))
+        if whole or kind is Kind.FLIP_ANSWER:
+            with pytest.raises(ObjectDamaged):
+                blocks.read(slice_id, size, 0, begin, end, whole)
+        assert blocks.read(slice_id, size, 0, begin, end, whole) == data[begin:end]
+        assert fault.hits == 1
+    assert blocks.stats().damaged == (3 if kind is Kind.FLIP_ANSWER else 2)
+
+
+def test_a_server_of_another_kind(world: World) -> None:
+    world.proxy.add(Fault(Kind.STATUS, 1e9, status=404, code="PageNotFound"))
+    with pytest.raises(Unavailable, match="PageNotFound"):
+        world.raw.get("k")
+    world.proxy.heal()
+    world.proxy.add(Fault(Kind.STATUS, 1e9, status=200))
+    with pytest.raises(Unavailable, match="Error is no listing"):
+        next(world.raw.list(""))
+
+
+def test_a_storm_of_503_narrows_the_window_and_passes(world: World) -> None:
+    """Sixteen threads; a hundred requests are turned away; nobody sees an error."""
+    store = world.stack.store
+    world.proxy.add(Fault(Kind.STATUS, 1))
+    with pytest.raises(Throttled):
+        world.raw.put("k", (b"v",))
+    storm = world.proxy.add(Fault(Kind.STATUS, 100))
+    narrowest = [256.0]
+
+    def work(number: int) -> None:
+        for turn in range(5):
+            key, data = f"{number}/{turn}", bytes([number, turn]) * 1000
+            store.put(key, (data,))
+            adaptive = world.stack.adaptive
+            assert adaptive is not None
+            narrowest.append(adaptive.window().size)
+            assert store.get(key) == data
+
+    run_together(*(partial(work, n) for n in range(16)))
+    assert storm.hits == 100
+    assert min(narrowest) < 8
+    numbers = world.stack.numbers()
+    assert numbers["object_throttled_total"] == 100
+    assert numbers["object_repeats_total"] == 100
+    assert numbers["object_requests_now"] == 0
+    assert numbers["object_put_errors_total"] == numbers["object_get_errors_total"] == 0
+
+
+def down(world: World, ceph: CephCluster, seconds: float) -> None:
+    """A store that is down under load and back: nothing fails, nothing is lost."""
+    store = world.stack.store
+    ending = threading.Event()
+    stored: list[list[str]] = [[] for _ in range(6)]
+
+    def work(number: int) -> None:
+        turn = 0
+        while not ending.is_set():
+            key, data = f"{number}/{turn}", f"{number} {turn} ".encode() * 3000
+            store.put(key, (data,))
+            stored[number].append(key)
+            assert store.get(key, 0, len(data)) == data
+            turn += 1
+
+    def trouble() -> None:
+        time.sleep(0.5)
+        world.proxy.go_away()
+        time.sleep(seconds / 2)
+        world.proxy.heal()
+        os.kill(ceph.pid("rgw"), signal.SIGSTOP)  # accepts connections and says nothing
+        time.sleep(seconds / 2)
+        os.kill(ceph.pid("rgw"), signal.SIGCONT)
+        time.sleep(2.5)
+        ending.set()
+
+    run_together(trouble, *(partial(work, n) for n in range(6)))
+    keys = sorted(key for mine in stored for key in mine)
+    assert [info.key for info in world.direct.list("")] == keys
+    for key in keys[:: max(1, len(keys) // 50)]:
+        number, _, turn = key.partition("/")
+        assert world.direct.get(key) == f"{number} {turn} ".encode() * 3000
+
+
+def test_a_store_that_is_down_for_a_while(world: World, ceph: CephCluster) -> None:
+    down(world, ceph, DOWN_S)
+
+
+@pytest.mark.soak
+def test_a_store_that_is_down_for_a_minute(world: World, ceph: CephCluster) -> None:
+    down(world, ceph, DOWN_SOAK_S)
+
+
+def test_a_store_that_stays_away_is_reported(world: World) -> None:
+    stack = stacked(world.raw, "s3", RUNTIME, Pacing(timeout_s=1))
+    world.proxy.go_away()
+    begun = time.monotonic()
+    with pytest.raises(Unavailable, match=r"http://127.0.0.1:\d+/t\d+-\d+: "):
+        stack.store.put("k", (b"v",))
+    assert time.monotonic() - begun < 5

@@ -1,0 +1,152 @@
+"""Fewer requests at a time when the store complains, and fewer bytes a second when users ask."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from fsdata.obj_mem import MemObjects
+from fsdata.objects import Throttled
+from fsdata.wrap import Backoff, Retrying
+from fsdata.wrap_pace import Adaptive, Limited
+from fsdata.wrap_shards import HASH_PREFIXES, Sharded, hashed
+from fsmeta.errors import ObjectMissing
+from fsmeta.runtime import SystemRuntime
+from tests.data.faults import FaultyObjects, unavailable
+from tests.data.test_objects import Clock
+
+
+def throttled() -> Exception:
+    return Throttled("injected: slow down")
+
+
+class Narrow(MemObjects):
+    """A store that turns away more than `room` requests at a time."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(SystemRuntime())
+        self.room = room
+        self.now = self.turned_away = self.served = 0
+        self._counting = threading.Lock()
+
+    def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
+        with self._counting:
+            self.now += 1
+            refuse = self.now > self.room
+            self.turned_away += refuse
+            self.served += not refuse
+        try:
+            time.sleep(0.002)
+            if refuse:
+                raise throttled()
+            return super().get(key, begin, end)
+        finally:
+            with self._counting:
+                self.now -= 1
+
+
+def test_the_window_is_cut_once_a_round_and_grows_by_one() -> None:
+    clock = Clock()
+    faulty = FaultyObjects(clock, MemObjects(clock))
+    faulty.inner.put("k", (b"v",))
+    store = Adaptive(clock, faulty, 16)
+    assert store.window() == (16.0, 0, 0)
+    faulty.fail("get", 1, throttled)
+    with pytest.raises(Throttled):
+        store.get("k")
+    assert store.window() == (1.0, 0, 1)  # one request was under way: half of it is one
+    sizes = []
+    for _ in range(10):
+        store.get("k")
+        sizes.append(store.window().size)
+    assert sizes == sorted(sizes)
+    assert 4 < sizes[-1] < 6  # 1 + 1, and then one for each round of 2, 3, 4
+    for _ in range(200):
+        store.get("k")
+    assert store.window().size == 16.0
+
+
+def test_other_failures_do_not_cut() -> None:
+    clock = Clock()
+    faulty = FaultyObjects(clock, MemObjects(clock))
+    store = Adaptive(clock, faulty, 4)
+    faulty.fail("get", 1, unavailable)
+    for _ in range(2):
+        with pytest.raises((type(unavailable()), ObjectMissing)):
+            store.get("k")
+    assert store.window() == (4.0, 0, 0)
+
+
+def test_many_clients_settle_at_what_a_store_can_do() -> None:
+    """Sixteen threads against a store for three: nobody fails, and few are turned away."""
+    runtime = SystemRuntime()
+    narrow = Narrow(3)
+    narrow.put("k", (b"v",))
+    adaptive = Adaptive(runtime, narrow, 64)
+    store = Retrying(runtime, adaptive, Backoff(0.001, 0.01, 60.0))
+
+    def work() -> None:
+        for _ in range(40):
+            assert store.get("k") == b"v"
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert narrow.served == 16 * 40
+    assert narrow.turned_away < narrow.served / 2
+    assert adaptive.window().size < 16
+    assert adaptive.window().throttled == narrow.turned_away > 0
+    assert store.repeats() == narrow.turned_away
+
+
+def test_limits_are_kept_to_the_byte() -> None:
+    clock = Clock()
+    store = Limited(clock, MemObjects(clock), 1000, 500)
+    for n in range(10):
+        store.put(f"k{n}", (b"x" * 200, b"y" * 300))
+    assert clock.at == pytest.approx(4.5)  # the last one is under way
+    begun = clock.at
+    for _ in range(4):
+        store.get("k0", 0, 100)
+    assert store.get_into("k1", (memoryview(bytearray(100)),)) == 100
+    assert clock.at - begun == pytest.approx(0.8)
+    store.get("k2")  # nobody knows its size before, so what comes next waits for it
+    assert clock.at - begun == pytest.approx(1.0)
+    store.get("k2", 0, 1)
+    assert store.head("k2") is not None
+    assert clock.at - begun == pytest.approx(2.0)
+
+
+def test_no_limit_never_waits() -> None:
+    clock = Clock()
+    store = Limited(clock, MemObjects(clock), 0, 0)
+    store.put("k", (bytes(1 << 20),))
+    store.get("k")
+    assert clock.slept == []
+
+
+def test_shards_share_evenly_and_for_ever() -> None:
+    runtime = SystemRuntime()
+    parts = [MemObjects(runtime) for _ in range(4)]
+    store = Sharded(parts)
+    for n in range(400):
+        store.put(f"chunks/0/0/{n}_0_1", (b"x",))
+    sizes = [len(list(part.list(""))) for part in parts]
+    assert sum(sizes) == 400
+    assert min(sizes) > 60
+    # which part an object is in is part of the format
+    assert [n for n in range(12) if parts[0].head(f"chunks/0/0/{n}_0_1")] == [8, 9, 10, 11]
+
+
+def test_hash_prefixes_come_first() -> None:
+    mem = MemObjects(SystemRuntime())
+    store = hashed(mem)
+    for n in range(200):
+        store.put(f"chunks/0/0/{n}_0_1", (b"x",))
+    first = {info.key[0] for info in mem.list("")}
+    assert len(first) == HASH_PREFIXES
+    assert mem.head("1/chunks/0/0/1_0_1") is not None
