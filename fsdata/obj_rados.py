@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from fsdata.objects import Buffer, ObjectInfo, ObjectStore, fill
 from fsdata.rados_binding import load_rados
+from fsdata.rados_listing import names
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import Runtime
 
@@ -131,12 +132,11 @@ class RadosObjects:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Ceph lists by hash: names are sorted here, at a hundred bytes of memory each."""
         self._runtime.will_wait()
-        try:
-            keys = sorted(each.key for each in self._io.list_objects())
-        except self._rados.Error as error:
-            self._fail(error, prefix)
-        wanted = (key for key in keys if key.startswith(prefix))
-        while batch := tuple(islice(wanted, STATS_AT_ONCE)):
+        found = self._settings
+        options = _options(found)
+        everything = names(_user(found), found.conf, options, found.pool, found.namespace)
+        keys = iter(sorted(key for key in everything if key.startswith(prefix)))
+        while batch := tuple(islice(keys, STATS_AT_ONCE)):
             yield from self._stat(batch)
 
     def _stat(self, keys: Sequence[str]) -> Iterator[ObjectInfo]:
@@ -175,9 +175,13 @@ class RadosObjects:
             self._cluster.shutdown()
 
 
-def _connect(rados: Any, settings: RadosSettings, runtime: Runtime) -> Any:
-    """A connection to the cluster. Raises: ConfigError, Unavailable."""
-    user = settings.user if settings.user.startswith(_STEM) else _STEM + settings.user
+def _user(settings: RadosSettings) -> str:
+    """The whole name: people leave out its first word, as the `ceph` command lets them."""
+    return settings.user if settings.user.startswith(_STEM) else _STEM + settings.user
+
+
+def _options(settings: RadosSettings) -> dict[str, str]:
+    """What is set after the configuration file was read."""
     options = {
         "client_mount_timeout": str(settings.connect_s),
         "rados_osd_op_timeout": str(settings.operation_s),
@@ -188,10 +192,15 @@ def _connect(rados: Any, settings: RadosSettings, runtime: Runtime) -> Any:
     }
     if settings.keyring:
         options["keyring"] = settings.keyring
-    conf = settings.conf
+    return options
+
+
+def _connect(rados: Any, settings: RadosSettings, runtime: Runtime) -> Any:
+    """A connection to the cluster. Raises: ConfigError, Unavailable."""
+    conf, user = settings.conf, _user(settings)
     runtime.will_wait()
     try:
-        cluster = rados.Rados(conffile=conf, name=user, conf=options)
+        cluster = rados.Rados(conffile=conf, name=user, conf=_options(settings))
     except rados.Error as error:
         raise ConfigError(f"can't use {conf}: {error}: --store-option conf=FILE") from error
     try:

@@ -348,6 +348,15 @@ class CephCluster:
         """The process of the daemon `mon`, `osd` or `rgw`."""
         return self._processes[name].pid
 
+    def osd_counters(self) -> dict[str, int]:
+        """The OSD's own counts since it started: `op_r`, `op_w`, …"""
+        answer = self._run(
+            "ceph", "--admin-daemon", self.base / "osd.0.asok", "perf", "dump", "osd"
+        )
+        counters = json.loads(answer)["osd"]
+        assert isinstance(counters, dict)
+        return counters
+
     def stop(self) -> None:
         """End everything; the store on disk goes with the directory, so nothing is saved."""
         if self._admin is not None:
