@@ -119,6 +119,11 @@ class HttpProxy:
         with self._state.lock:
             return list(self._state.seen)
 
+    def come_back(self) -> None:
+        """As if the server were up again; faults stay."""
+        with self._state.lock:
+            self._state.away = False
+
     def _accept(self) -> None:
         while True:
             try:

@@ -105,15 +105,18 @@ class Mount:
 class Volume:
     """A volume with everything it needs below one directory."""
 
-    def __init__(self, base: Path, meta: str = "") -> None:
+    def __init__(self, base: Path, meta: str = "", place: Sequence[str] = ()) -> None:
+        """`place`: what `format` is told of the object store; else it is a directory."""
         self.base = base
+        self.place = place
         self.meta = meta or f"sqlite://{base}/meta.db"
         self.bucket = base / "bucket"
         self.log = base / "log"
         self.mounts: list[Mount] = []
 
     def format(self, *options: str) -> None:
-        succeed("format", self.meta, "testvol", "--bucket", self.bucket, *options)
+        place = self.place or ("--bucket", str(self.bucket))
+        succeed("format", self.meta, "testvol", *place, *options)
 
     def mount(self, *options: str, name: str = "mnt") -> Mount:
         """Mount in the background."""
