@@ -111,10 +111,10 @@ class FileObjects:
             raise _translate(error, key) from error
         return ObjectInfo(key, found.st_size, found.st_mtime_ns)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        return self._walk("", prefix)
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return self._walk("", prefix, after)
 
-    def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
+    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """The objects below `folder` ("" or ending in `/`); a folder sorts as its keys do."""
         try:
             with os.scandir(f"{self._root}/{folder}") as entries:
@@ -130,9 +130,10 @@ class FileObjects:
         for name in names:
             key = folder + name
             if name.endswith("/"):
-                if key.startswith(prefix) or prefix.startswith(key):
-                    yield from self._walk(key, prefix)
-            elif key.startswith(prefix) and (info := self.head(key)) is not None:
+                ahead = key > after or after.startswith(key)
+                if ahead and (key.startswith(prefix) or prefix.startswith(key)):
+                    yield from self._walk(key, prefix, after)
+            elif key > after and key.startswith(prefix) and (info := self.head(key)) is not None:
                 yield info
 
     def sync(self, keys: Iterable[str]) -> None:

@@ -44,9 +44,9 @@ class MemObjects:
             found = self._objects.get(key)
         return None if found is None else ObjectInfo(key, len(found[0]), found[1])
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         with self._lock:
-            keys = sorted(key for key in self._objects if key.startswith(prefix))
+            keys = sorted(key for key in self._objects if key.startswith(prefix) and key > after)
         for key in keys:
             info = self.head(key)
             if info is not None:

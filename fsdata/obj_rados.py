@@ -129,13 +129,14 @@ class RadosObjects:
             self._fail(error, key)
         return ObjectInfo(key, size, _mtime_ns(when))
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         """Ceph lists by hash: names are sorted here, at a hundred bytes of memory each."""
         self._runtime.will_wait()
         found = self._settings
         options = _options(found)
         everything = names(_user(found), found.conf, options, found.pool, found.namespace)
-        keys = iter(sorted(key for key in everything if key.startswith(prefix)))
+        wanted = (key for key in everything if key.startswith(prefix) and key > after)
+        keys = iter(sorted(wanted))
         while batch := tuple(islice(keys, STATS_AT_ONCE)):
             yield from self._stat(batch)
 

@@ -221,11 +221,14 @@ class S3Objects:
             raise Unavailable(f"{self._session.place}: HEAD says neither size nor time") from error
         return ObjectInfo(key, size, int(when.timestamp()) * 10**9)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         words = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(PAGE_KEYS))]
         token = ""
         while True:
-            more = [("continuation-token", token)] if token else []
+            if token:
+                more = [("continuation-token", token)]
+            else:
+                more = [("start-after", after)] if after else []
             query = query_string([*words, ("prefix", prefix), *more])
             page = _parse_page(self._request(b"GET", "", query).body, self._session.place)
             yield from page.infos

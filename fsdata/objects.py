@@ -54,8 +54,8 @@ class ObjectStore(Protocol):
     def head(self, key: str) -> ObjectInfo | None:
         """What is known of an object, or None."""
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """The objects whose keys begin with `prefix`, in key order, as a stream."""
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        """The objects whose keys begin with `prefix` and come behind `after`, in key order."""
 
     def sync(self, keys: Iterable[str]) -> None:
         """Make earlier puts of `keys` survive a loss of power."""

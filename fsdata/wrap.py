@@ -80,9 +80,9 @@ class Retrying:
     def head(self, key: str) -> ObjectInfo | None:
         return self._call(lambda: self._inner.head(key))
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """A listing that breaks off begins anew and skips what it has given already."""
-        last = ""
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        """A listing that breaks off goes on behind what it has given already."""
+        last = after
         while True:
             listing = self._call(partial(_Peeked, self._inner, prefix, last))
             try:
@@ -105,7 +105,7 @@ class _Peeked:
     """A listing after key `last`, whose first item is fetched at once so that it can be retried."""
 
     def __init__(self, inner: ObjectStore, prefix: str, last: str) -> None:
-        self._rest = (info for info in inner.list(prefix) if info.key > last)
+        self._rest = inner.list(prefix, last)
         self._first = next(self._rest, None)
 
     def __iter__(self) -> Iterator[ObjectInfo]:
@@ -171,10 +171,10 @@ class Metered:
     def head(self, key: str) -> ObjectInfo | None:
         return self._call("head", lambda: self._inner.head(key), _nothing)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         begun, failed = self._clock(), True
         try:
-            yield from self._inner.list(prefix)
+            yield from self._inner.list(prefix, after)
             failed = False
         finally:
             self._add("list", begun, 0, failed)
@@ -213,9 +213,10 @@ class Prefixed:
         info = self._inner.head(self._prefix + key)
         return None if info is None else info._replace(key=key)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         skip = len(self._prefix)
-        for info in self._inner.list(self._prefix + prefix):
+        behind = self._prefix + after if after else ""
+        for info in self._inner.list(self._prefix + prefix, behind):
             yield info._replace(key=info.key[skip:])
 
     def sync(self, keys: Iterable[str]) -> None:

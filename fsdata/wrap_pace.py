@@ -109,8 +109,8 @@ class Adaptive:
     def head(self, key: str) -> ObjectInfo | None:
         return self._call(lambda: self._inner.head(key))
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        return self._inner.list(prefix)
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return self._inner.list(prefix, after)
 
     def sync(self, keys: Iterable[str]) -> None:
         self._inner.sync(keys)
@@ -171,8 +171,8 @@ class Limited:
     def head(self, key: str) -> ObjectInfo | None:
         return self._inner.head(key)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        return self._inner.list(prefix)
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return self._inner.list(prefix, after)
 
     def sync(self, keys: Iterable[str]) -> None:
         self._inner.sync(keys)

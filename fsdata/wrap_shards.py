@@ -47,8 +47,8 @@ class Sharded:
     def head(self, key: str) -> ObjectInfo | None:
         return self._of(key).head(key)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        return merge(*(store.list(prefix) for store in self._stores), key=_key)
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return merge(*(store.list(prefix, after) for store in self._stores), key=_key)
 
     def sync(self, keys: Iterable[str]) -> None:
         parts: dict[int, list[str]] = {}

@@ -89,8 +89,8 @@ class FaultyObjects:
     def head(self, key: str) -> ObjectInfo | None:
         return self.inner.head(key)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        for info in self.inner.list(prefix):
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        for info in self.inner.list(prefix, after):
             error = self._fault("list")
             if error is not None:
                 raise error

@@ -122,8 +122,8 @@ def test_retrying_continues_a_listing() -> None:
         mem.put(key, (b"",))
 
     class Breaking(FaultyObjects):
-        def list(self, prefix: str) -> Iterator[ObjectInfo]:
-            for count, info in enumerate(super().list(prefix)):
+        def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+            for count, info in enumerate(super().list(prefix, after)):
                 if count in (0, 5) and info.key not in failed:
                     failed.append(info.key)
                     raise Unavailable("listing broke off")

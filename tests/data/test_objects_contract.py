@@ -96,6 +96,10 @@ def test_head_and_list(store: ObjectStore) -> None:
     assert [info.key for info in store.list("a/c")] == ["a/c/d"]
     assert [info.key for info in store.list("b/1")] == ["b/1", "b/10"]
     assert list(store.list("z")) == []
+    for after in ("", "a", "a.b", "a/b", "a/c", "a/c/d", "a/c/z", "a0", "b", "b/1", "b/10", "z"):
+        assert [info.key for info in store.list("", after)] == [key for key in keys if key > after]
+    assert [info.key for info in store.list("a/", "a/b")] == ["a/c/d"]
+    assert [info.key for info in store.list("b/", "a/b")] == ["b/1", "b/10", "b/2"]
     head = store.head("a/c/d")
     assert head == next(store.list("a/c"))
     assert head is not None

@@ -29,7 +29,7 @@ from fsmeta.types import SliceId
 from tests.ceph_cluster import CephCluster
 from tests.data.stores import s3_bucket, s3_settings
 from tests.data.test_objects_contract import run_together
-from tests.http_proxy import Fault, HttpProxy, Kind
+from tests.http_proxy import Fault, HttpProxy, Kind, Request
 
 RUNTIME = SystemRuntime()
 BLOCK = 1 << 20
@@ -160,6 +160,28 @@ def test_wrong_bytes_are_never_data(world: World, kind: Kind) -> None:
         assert blocks.read(slice_id, size, 0, begin, end, whole) == data[begin:end]
         assert fault.hits == 1
     assert blocks.stats().damaged == (3 if kind is Kind.FLIP_ANSWER else 2)
+
+
+def test_a_listing_goes_on_where_it_broke_off(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other page fails, and yet no page is asked for twice in vain."""
+    monkeypatch.setattr("fsdata.obj_s3.PAGE_KEYS", 5)
+    keys = [f"k{n:02}" for n in range(33)]
+    for key in keys:
+        world.direct.put(key, (b"v",))
+    asked = 0
+
+    def every_other(_: Request) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked % 2 == 0
+
+    fault = Fault(Kind.STATUS, 1e9, "GET", status=500, code="InternalError", when=every_other)
+    world.proxy.add(fault)
+    assert [info.key for info in world.stack.store.list("")] == keys
+    assert fault.hits >= 6
+    assert asked <= 2 * 7 + 1
 
 
 def test_a_server_of_another_kind(world: World) -> None:

@@ -92,8 +92,8 @@ class FaultObjects:
     def head(self, key: str) -> ObjectInfo | None:
         return self.network.ask(lambda: self._store.head(key))
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        yield from self.network.ask(lambda: [*self._store.list(prefix)])
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        yield from self.network.ask(lambda: [*self._store.list(prefix, after)])
 
     def sync(self, keys: Iterable[str]) -> None:
         self.network.ask(lambda: self._store.sync(keys))
