@@ -23,7 +23,7 @@ from fsmeta.runtime import Runtime
 
 RENEW_PAUSE_S: Final = 1.0  # refused keys are looked up at most so often: it may run a program
 _PROBE: Final = "probe"  # a key: only its place in the URL matters
-_INSTALL: Final = "storage s3 needs boto3: pip install 'slicefs[s3]'"
+_INSTALL: Final = "storage s3 needs boto3: pip install boto3"
 
 
 class S3Account(NamedTuple):

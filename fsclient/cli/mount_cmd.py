@@ -9,6 +9,7 @@ import click
 
 from fsclient.cli.options import SecondsType, no_keys_here, size, store_option
 from fsclient.daemon import daemonize, default_log
+from fsclient.fuse.idle import MODES
 from fsclient.fuse.mount_options import is_known
 from fsclient.object_stores import TIMEOUT_S, Pacing
 from fsclient.serve import MountRequest, serve
@@ -31,6 +32,7 @@ _WORDS: Final = {
     "download-limit": "download_limit",
     "log": "log",
     "debug": "debug",
+    "idle-poll": "idle_poll",
 }
 
 
@@ -83,6 +85,14 @@ _WORDS: Final = {
     help="Seconds between signs of life; a client without for 60 s is taken for dead.",
 )
 @click.option(
+    "--idle-poll",
+    type=click.Choice(MODES),
+    default="auto",
+    show_default=True,
+    help="While requests flow let idle processors poll instead of halting (root only); auto: in "
+    "virtual machines where a trial shows that waking one is slow.",
+)
+@click.option(
     "--log",
     default=None,
     metavar="FILE",
@@ -122,6 +132,7 @@ def mount(
         settings["heartbeat"],
         settings["log"],
         settings["debug"],
+        settings["idle_poll"],
         Pacing(settings["object_timeout"], settings["upload_limit"], settings["download_limit"]),
         tuple(settings["store_options"]),
     )
