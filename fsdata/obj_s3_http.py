@@ -22,10 +22,12 @@ from fsmeta.errors import Unavailable
 from fsmeta.runtime import Runtime
 
 IDLE_CONNECTIONS_MAX: Final = 64  # kept for the next request; more than most mounts have threads
+IDLE_AGE_S: Final = 15.0  # networks forget idle connections, some without a word
 FRONT_BYTES: Final = 64 << 10  # one recv(2) takes the headers and a small body
 TEXT_BYTES_MAX: Final = 8 << 20  # a chunked answer: a page of a listing has 1 MiB at most
 SENDMSG_MAX: Final = 1024  # linux/uio.h: buffers of one sendmsg(2)
 _NO_BODY: Final = (204, 304)
+_GONE: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class Timeouts(NamedTuple):
@@ -67,6 +69,7 @@ class _Connection:
         self._silent_s = silent_s
         self._deadline = 0.0
         self.heard = False  # anything since the request began
+        self.idle_since = 0.0  # guarded by the pool's lock
         self._buffer = bytearray(FRONT_BYTES)
         self._front = memoryview(self._buffer)
         self._begin = self._end = 0
@@ -191,8 +194,20 @@ class HttpPool:
             raise Unavailable("the connection was closed before there was an answer") from error
 
     def _take_idle(self) -> _Connection | None:
+        """The connection used last; if that was too long ago, so it was for all of them."""
         with self._lock:
-            return self._idle.pop() if self._idle else None
+            if not self._idle:
+                return None
+            if self._runtime.monotonic() - self._idle[-1].idle_since <= IDLE_AGE_S:
+                return self._idle.pop()
+        self._drop_idle()
+        return None
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.sock.close()
 
     def _connect(self) -> _Connection:
         """Raises: Unavailable."""
@@ -224,16 +239,17 @@ class HttpPool:
             connection.start(whole_s)
             try:
                 connection.send((lines, *body))
-            except (BrokenPipeError, ConnectionResetError):
+            except _GONE:
                 pass  # it may have said why before it stopped listening
             no_body = lines.startswith(b"HEAD ")
             slowest_bytes_s = self._timeouts.slowest_bytes_s
             answer, keep = _read_answer(connection, no_body, into, slowest_bytes_s)
             return answer
         except TimeoutError as error:
+            self._drop_idle()  # whatever swallowed this one may have swallowed them all
             raise Unavailable("no answer in time") from error
         except OSError as error:
-            if not connection.heard and isinstance(error, ConnectionError):
+            if not connection.heard and isinstance(error, _GONE):
                 raise _Dropped from error
             raise Unavailable(f"the connection failed: {_reason(error)}") from error
         finally:
@@ -242,6 +258,7 @@ class HttpPool:
     def _put_back(self, connection: _Connection, keep: bool) -> None:
         with self._lock:
             if keep and not self._closed and len(self._idle) < IDLE_CONNECTIONS_MAX:
+                connection.idle_since = self._runtime.monotonic()
                 self._idle.append(connection)
                 return
         connection.sock.close()
@@ -250,9 +267,7 @@ class HttpPool:
         """Close what is idle now, and the rest when it is done."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.sock.close()
+        self._drop_idle()
 
 
 def _read_answer(

@@ -23,14 +23,21 @@ HASH_PREFIXES: Final = 16
 
 
 class Sharded:
-    """The objects of `stores`, each in the one that its key points to."""
+    """The objects of `stores`, each in the one that its key's CRC points to.
 
-    def __init__(self, stores: Sequence[ObjectStore]) -> None:
+    `shift`: how many low bits of it don't count, because they have decided something else.
+    """
+
+    def __init__(self, stores: Sequence[ObjectStore], shift: int = 0) -> None:
         assert stores, "a place for the first object"
         self._stores = stores
+        self._shift = shift
+
+    def _number(self, key: str) -> int:
+        return (crc32(key.encode()) >> self._shift) % len(self._stores)
 
     def _of(self, key: str) -> ObjectStore:
-        return self._stores[crc32(key.encode()) % len(self._stores)]
+        return self._stores[self._number(key)]
 
     def put(self, key: str, pieces: Sequence[Buffer]) -> None:
         self._of(key).put(key, pieces)
@@ -53,7 +60,7 @@ class Sharded:
     def sync(self, keys: Iterable[str]) -> None:
         parts: dict[int, list[str]] = {}
         for key in keys:
-            parts.setdefault(crc32(key.encode()) % len(self._stores), []).append(key)
+            parts.setdefault(self._number(key), []).append(key)
         for number, part in parts.items():
             self._stores[number].sync(part)
 
@@ -64,7 +71,8 @@ class Sharded:
 
 def hashed(store: ObjectStore) -> ObjectStore:
     """`store` with keys spread over prefixes `0/` to `f/`."""
-    return Sharded([Prefixed(store, f"{number:x}/") for number in range(HASH_PREFIXES)])
+    parts = [Prefixed(store, f"{number:x}/") for number in range(HASH_PREFIXES)]
+    return Sharded(parts, shift=16)
 
 
 def _key(info: ObjectInfo) -> str:

@@ -74,6 +74,7 @@ class _State:
     sockets: set[socket.socket] = field(default_factory=set)
     seen: list[Request] = field(default_factory=list)
     away: bool = False
+    connections: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -124,6 +125,11 @@ class HttpProxy:
         with self._state.lock:
             self._state.away = False
 
+    def connections(self) -> int:
+        """How many there have been."""
+        with self._state.lock:
+            return self._state.connections
+
     def _accept(self) -> None:
         while True:
             try:
@@ -134,6 +140,7 @@ class HttpProxy:
                 away = self._state.away
                 if not away:
                     self._state.sockets.add(client)
+                    self._state.connections += 1
             if away:
                 _reset(client)
             else:

@@ -23,6 +23,7 @@ from botocore.credentials import Credentials
 
 from fsdata.obj_s3 import S3Objects, S3Settings
 from fsdata.obj_s3_errors import parse_refusal, translate
+from fsdata.obj_s3_http import IDLE_AGE_S
 from fsdata.obj_s3_keys import S3Account, bucket_url, new_client, new_session
 from fsdata.obj_s3_sign import AccessKey, Signer, query_string, quoted
 from fsdata.objects import Throttled, check_usable
@@ -295,6 +296,26 @@ def test_a_wrong_clock_is_mended_in_flight(
     assert [info.key for info in store.list("")] == ["k"]
     assert store.head("k") is not None
     assert len(proxy.requests()) == 5  # from then on it knows
+    store.close()
+
+
+def test_connections_are_kept_but_not_for_long(
+    ceph: CephCluster, proxy: HttpProxy, tmp_path: Path
+) -> None:
+    """Networks forget idle connections without a word, and what is sent then hangs."""
+    s3_bucket(ceph, tmp_path, bucket="idle").close()
+    runtime = SystemRuntime()
+    late_s = 0.0
+    clock = runtime.monotonic
+    runtime.monotonic = lambda: clock() + late_s
+    store = S3Objects(runtime, s3_settings(proxy.endpoint, tmp_path, "idle"))
+    for _ in range(5):
+        store.put("k", (b"v",))
+        store.get("k")
+    assert proxy.connections() == 1
+    late_s = IDLE_AGE_S + 1
+    store.get("k")
+    assert proxy.connections() == 2
     store.close()
 
 

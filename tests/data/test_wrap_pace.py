@@ -142,11 +142,20 @@ def test_shards_share_evenly_and_for_ever() -> None:
     assert [n for n in range(12) if parts[0].head(f"chunks/0/0/{n}_0_1")] == [8, 9, 10, 11]
 
 
+def test_every_shard_uses_every_prefix() -> None:
+    buckets = [MemObjects(SystemRuntime()) for _ in range(16)]
+    store = Sharded([hashed(bucket) for bucket in buckets])
+    for n in range(4000):
+        store.put(f"chunks/0/{n // 1000}/{n}_0_1", (b"x",))
+    for bucket in buckets:
+        assert len({info.key[0] for info in bucket.list("")}) == HASH_PREFIXES
+
+
 def test_hash_prefixes_come_first() -> None:
     mem = MemObjects(SystemRuntime())
     store = hashed(mem)
-    for n in range(200):
+    for n in range(400):
         store.put(f"chunks/0/0/{n}_0_1", (b"x",))
     first = {info.key[0] for info in mem.list("")}
     assert len(first) == HASH_PREFIXES
-    assert mem.head("1/chunks/0/0/1_0_1") is not None
+    assert mem.head("d/chunks/0/0/1_0_1") is not None
