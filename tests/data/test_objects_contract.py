@@ -12,6 +12,8 @@ import pytest
 
 from fsdata.obj_file import FileObjects
 from fsdata.obj_mem import MemObjects
+from fsdata.obj_rados import RadosObjects
+from fsdata.obj_s3 import S3Objects
 from fsdata.objects import ObjectStore, check_usable
 from fsdata.wrap import Metered, Prefixed, Retrying
 from fsdata.wrap_pace import Adaptive, Limited
@@ -20,7 +22,7 @@ from fsmeta.errors import ObjectMissing, StoreError
 from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import CephCluster
 from tests.data.faults import FaultyObjects
-from tests.data.stores import rados_namespace, s3_bucket
+from tests.data.stores import rados_namespace, rados_settings, s3_bucket
 
 RUNTIME = SystemRuntime()
 WRAPPED = ("prefixed", "metered", "retrying", "faulty", "adaptive", "limited", "sharded", "hashed")
@@ -174,6 +176,57 @@ def test_listings_of_many_pages(store: ObjectStore) -> None:
     assert [info.key for info in store.list("chunks/0/15")] == [
         key for key in keys if key.startswith("chunks/0/15")
     ]
+
+
+@pytest.fixture(params=["file", "s3", "rados"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[ObjectStore]]:
+    """Two clients of one store that know nothing of each other."""
+    made: list[ObjectStore]
+    if request.param == "file":
+        made = [FileObjects(RUNTIME, str(tmp_path)) for _ in range(2)]
+    elif request.param == "s3":
+        first = s3_bucket(request.getfixturevalue("ceph"), tmp_path)
+        made = [first, S3Objects(RUNTIME, first._settings)]
+    else:
+        settings = rados_settings(request.getfixturevalue("ceph"))
+        made = [RadosObjects(RUNTIME, settings) for _ in range(2)]
+    yield made
+    for each in made:
+        each.close()
+
+
+def test_two_clients_see_each_other_at_once(pair: list[ObjectStore]) -> None:
+    one, two = pair
+    for turn in range(20):
+        key = f"k/{turn}"
+        one.put(key, (b"by one",))
+        assert two.get(key) == b"by one"
+        assert [info.key for info in two.list("k/")] == [key]
+        two.put(key, (b"by two, and longer",))
+        assert one.get(key) == b"by two, and longer"
+        one.delete(key)
+        assert two.head(key) is None
+
+
+def test_two_clients_never_see_half_of_an_object(pair: list[ObjectStore]) -> None:
+    """One overwrites, with other lengths, what the other reads."""
+    one, two = pair
+    values = [bytes([n]) * (150_000 + 10_000 * n) for n in range(5)]
+    one.put("k", (values[0],))
+    ending = threading.Event()
+
+    def write() -> None:
+        try:
+            for turn in range(60):
+                one.put("k", (values[turn % 5],))
+        finally:
+            ending.set()
+
+    def read() -> None:
+        while not ending.is_set():
+            assert two.get("k") in values
+
+    run_together(write, read)
 
 
 def test_many_threads(store: ObjectStore) -> None:
