@@ -48,7 +48,7 @@ from fsmeta.volume import VolumeFormat
 @click.option("--hash-prefix", is_flag=True, help="Let keys begin with a hash.")
 @click.option(
     "--shards",
-    type=COUNT,
+    type=click.IntRange(0, volume.SHARDS_MAX),
     default=0,
     help="Spread the data over so many buckets; %d in --bucket is their number.",
 )
@@ -76,8 +76,9 @@ def format_(
     The object store is tested first; nothing is left behind where that fails. What is said here
     can't be changed later, but for the store's options, which a mount may give anew.
 
-    The keys of an S3 store come from ACCESS_KEY and SECRET_KEY in the environment, from the file
-    of --store-option credentials=FILE, or from where AWS programs look. They are not kept.
+    The keys of an S3 store come from the file of --store-option credentials=FILE, else from
+    ACCESS_KEY and SECRET_KEY in the environment, else from where AWS programs look. They are not
+    kept.
     """
     del trash_days
     file = sqlite_file(meta)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +54,13 @@ def test_settings_that_are_wrong_are_named(ceph: CephCluster, tmp_path: Path) ->
     absent.write_text("[global]\nmon_host = 127.0.0.1:1\nauth_client_required = none\n")
     with pytest.raises(Unavailable, match="timed out"):
         RadosObjects(RUNTIME, right._replace(conf=str(absent), connect_s=1))
+
+
+def test_without_librados_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rados", None)
+    monkeypatch.setattr("fsdata.rados_binding._PLACES", ())
+    with pytest.raises(ConfigError, match="apt-get install python3-rados"):
+        RadosObjects(RUNTIME, RadosSettings("pool", "name"))
 
 
 def test_users_are_written_either_way(ceph: CephCluster) -> None:

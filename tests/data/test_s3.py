@@ -485,6 +485,12 @@ def test_commands_that_need_no_s3_do_not_load_boto3() -> None:
     assert done.stdout == "False\n"
 
 
+def test_without_boto3_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(ConfigError, match="pip install boto3"):
+        S3Objects(SystemRuntime(), S3Settings("bucket"))
+
+
 def test_the_host_is_what_the_user_wrote(ceph: CephCluster, tmp_path: Path) -> None:
     """Signed and sent as one: a port that is not the usual one is part of it."""
     store = s3_bucket(ceph, tmp_path)
