@@ -14,6 +14,7 @@ from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 
 UMOUNT_WAIT_S: Final = 60.0  # how long umount waits for the serving process to store and leave
+SILENT_S: Final = 3.0  # after this umount says for whom it waits, where that can be told
 ASK_WAIT_S: Final = 3.0  # how long a client may take to say who it is; a stopped one never does
 _CONFIG_BYTES_MAX: Final = 1 << 16
 
@@ -30,7 +31,7 @@ def umount(mountpoint: str, lazy: bool) -> None:
     try:
         kernel.umount(info.mountpoint, lazy)
         if watch is not None:
-            _await_end(watch)
+            _await_end(watch, info)
     finally:
         if watch is not None:
             os.close(watch)
@@ -68,10 +69,21 @@ def _ask_server(mountpoint: str) -> int:
     return int(json.loads(found[0])["mount"]["pid"])
 
 
-def _await_end(pidfd: int) -> None:
+def _await_end(pidfd: int, info: kernel.MountInfo) -> None:
+    """Wait until the client has left. Raises: ConfigError where it does not."""
+    if _has_ended(pidfd, SILENT_S):
+        return
+    if holder := kernel.find_holder(info):
+        click.echo(f"slicefs: unmounted; waiting for the client to leave: {holder}", err=True)
+    if not _has_ended(pidfd, UMOUNT_WAIT_S - SILENT_S):
+        why = kernel.find_holder(info) or "see its log"
+        raise ConfigError(
+            f"unmounted, but the client still runs after {UMOUNT_WAIT_S:.0f} s: {why}"
+        )
+
+
+def _has_ended(pidfd: int, seconds: float) -> bool:
+    """Whether a process ends within that time."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    if not poll.poll(UMOUNT_WAIT_S * 1000):
-        raise ConfigError(
-            f"unmounted, but the client still runs after {UMOUNT_WAIT_S:.0f} s: see its log"
-        )
+    return bool(poll.poll(seconds * 1000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from tests.faults.program import REPOSITORY, needs_mounts
 from tools.demolib import trees
 from tools.demolib.sources import sources
+from tools.demolib.volume import Volume
 
 DEMO_S = 240  # a hang; a quiet machine needs 40 s, one with other work to do a multiple
 
@@ -49,6 +51,15 @@ def test_a_demo_that_can_not_work(tmp_path: Path) -> None:
     done = demo("--offline", "--cache", str(tmp_path), "--dir", "/proc")
     assert done.returncode == 1
     assert last_line(done).startswith("FAILED: ")
+
+
+def test_leaving_hides_no_failure(tmp_path: Path) -> None:
+    """An unmount that had failed was once reported as the second one, which found no mount."""
+    volume = Volume(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as client:
+        volume._mounted[tmp_path] = client.pid
+        volume.leave()
+        assert client.wait(5) == -signal.SIGTERM
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
