@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Final, NamedTuple
 
 from fsclient.client import Client, ClientOptions
-from fsclient.config import open_store, require_apart, require_writable
+from fsclient.config import naming, open_store, require_apart, require_writable
 from fsclient.daemon import open_log
 from fsclient.fuse import mount as kernel
 from fsclient.fuse.mount_options import is_read_only
@@ -68,7 +68,8 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
     _fail_on_signal()
     store = open_store(request.meta, runtime)
     try:
-        client = Client(store, runtime, options)
+        with naming(request.meta):
+            client = Client(store, runtime, options)
         if not is_read_only(request.options):
             require_writable(client.meta.format)
         if kernel.find_mount(request.mountpoint) is None:  # else `mount` refuses, and asks nobody

@@ -275,8 +275,20 @@ def test_other_commands(base: Path, words: str, expected: str, code: int) -> Non
 
 
 def test_a_database_without_a_volume(served: Volume) -> None:
-    for command in ("status", "fsck"):
-        refused(f"{command} {served.meta}", "there is no volume here: run `slicefs format`")
+    """The line names the URL, which once was left to the reader."""
+    meta = served.meta.replace("redis://", f"redis://default:{SECRET}@")  # any password will do
+    advice = f"there is no volume in {served.meta}: make one with `slicefs format {served.meta} N"
+    (served.base / "mnt").mkdir()
+    for command in ("status", "fsck", "mount"):
+        mountpoint = f" {served.base}/mnt" if command == "mount" else ""
+        refused(f"{command} {meta}{mountpoint}", re.escape(advice))
+    refused(f"mount -d --log {served.log} {meta} {served.base}/mnt", re.escape(advice))
+
+
+def test_memory_is_no_place_for_data(base: Path) -> None:
+    done = slicefs("format", f"sqlite://{base}/x.db", "testvol", "--storage", "mem")
+    assert done.code == 0, done
+    assert re.fullmatch("slicefs: warning: --storage mem .* use it for tests only\n", done.err)
 
 
 @needs_mounts

@@ -13,8 +13,9 @@ import pytest
 
 from fsclient.cli import main
 from fsclient.cli.helper import helper_arguments
-from fsclient.config import shown_url, sqlite_path
+from fsclient.config import sqlite_path
 from fsclient.sizes import format_size, parse_size
+from fsmeta.urls import shown_url
 from tests.faults.program import SLICEFS, Volume, is_mounted, needs_mounts, slicefs, succeed
 
 
@@ -67,6 +68,11 @@ def test_sqlite_urls(url: str, path: str) -> None:
     [
         ("redis://user:secret@host:1/2", "redis://host:1/2"),
         ("redis://host/2?password=secret", "redis://host/2"),
+        (
+            "rediss://host/2?ssl_ca_certs=/ca.pem&ssl_password=secret&ssl_cert_reqs=required",
+            "rediss://host/2?ssl_ca_certs=/ca.pem&ssl_cert_reqs=required",
+        ),
+        ("redis://host/2?username=me&passwd=secret", "redis://host/2"),
         ("unix://:secret@/run/redis.sock?password=secret&db=3", "unix:///run/redis.sock?db=3"),
         ("redis://:sec?ret@host/0", "redis://"),
         ("redis://host/0?password=sec@ret", "redis://"),
