@@ -23,6 +23,8 @@ LINES_MAX: Final = 100  # of chunks and slices, unless --all
 @click.option("--all", "every", is_flag=True, help=f"More than the first {LINES_MAX} slices.")
 def info(path: str, as_json: bool, every: bool) -> None:
     """Show inode, parents, chunks and slices of PATH on a SliceFS mount."""
+    if not path:  # an unset variable, most likely
+        raise ConfigError("the path is empty: name a file or directory")
     pages = _pages(path)
     first = next(pages)
     if as_json:

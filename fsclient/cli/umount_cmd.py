@@ -24,6 +24,8 @@ _CONFIG_BYTES_MAX: Final = 1 << 16
 @click.option("-l", "--lazy", is_flag=True, help="Detach now, end when nobody uses it any more.")
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount MOUNTPOINT; returns when everything is stored and the client has left."""
+    if not mountpoint:  # an unset variable, most likely
+        raise ConfigError("the mount point is empty: name a directory")
     info = kernel.find_mount(mountpoint) or kernel.find_mount(_resolved(mountpoint))
     if info is None or info.fstype != kernel.FUSE_TYPE:
         raise ConfigError(f"{mountpoint} is not a SliceFS mount: see `findmnt -t fuse.slicefs`")
