@@ -171,9 +171,10 @@ def _end_on_signal(session: Session, mountpoint: str, runtime: Runtime) -> None:
 
 def _leave_holder(session: Session, info: kernel.MountInfo) -> None:
     """End though the mount, gone from here, is still elsewhere."""
-    if holder := kernel.find_holder(info):
+    for holder in kernel.find_holders(info).values():
         log.warning("unmounted, but %s; it is left without a client", holder)
         session.stop(holder.path)
+        return
 
 
 def _detach(mountpoint: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+from collections.abc import Collection
 from typing import Final
 
 import click
@@ -31,9 +32,10 @@ def umount(mountpoint: str, lazy: bool) -> None:
         raise ConfigError(f"{mountpoint} is not a SliceFS mount: see `findmnt -t fuse.slicefs`")
     watch = None if lazy else _watch_server(info)
     try:
+        before = kernel.find_holders(info)
         kernel.umount(info.mountpoint, lazy)
         if watch is not None:
-            _await_end(watch, info)
+            _await_end(watch, info, before.keys())
     finally:
         if watch is not None:
             os.close(watch)
@@ -71,17 +73,23 @@ def _ask_server(mountpoint: str) -> int:
     return int(json.loads(found[0])["mount"]["pid"])
 
 
-def _await_end(pidfd: int, info: kernel.MountInfo) -> None:
-    """Wait until the client has left. Raises: ConfigError where it does not."""
+def _await_end(pidfd: int, info: kernel.MountInfo, mounts: Collection[int]) -> None:
+    """Wait until the client has left, `mounts` of which there were. Raises: ConfigError."""
     if _has_ended(pidfd, SILENT_S):
         return
-    if holder := kernel.find_holder(info):
+    if holder := _holder(info, mounts):
         click.echo(f"slicefs: unmounted; waiting for the client to leave: {holder}", err=True)
     if not _has_ended(pidfd, UMOUNT_WAIT_S - SILENT_S):
-        why = kernel.find_holder(info) or "see its log"
+        why = _holder(info, mounts) or "see its log"
         raise ConfigError(
             f"unmounted, but the client still runs after {UMOUNT_WAIT_S:.0f} s: {why}"
         )
+
+
+def _holder(info: kernel.MountInfo, mounts: Collection[int]) -> kernel.Holder | None:
+    """Who has one of these mounts still; others may have got the device number since."""
+    found = kernel.find_holders(info)
+    return next((found[each] for each in found if each in mounts), None)
 
 
 def _has_ended(pidfd: int, seconds: float) -> bool:

@@ -47,6 +47,7 @@ class Mounted(NamedTuple):
 class MountInfo(NamedTuple):
     """A line of /proc/self/mountinfo."""
 
+    id: int
     device: str  # MAJOR:MINOR
     mountpoint: str
     fstype: str
@@ -125,7 +126,13 @@ def parse_mountinfo(line: str) -> MountInfo:
     """One line as proc(5) describes it; spaces and the like are octal escapes there."""
     fields = line.split()
     dash = fields.index("-")
-    return MountInfo(fields[2], _unescape(fields[4]), fields[dash + 1], _unescape(fields[dash + 2]))
+    return MountInfo(
+        int(fields[0]),
+        fields[2],
+        _unescape(fields[4]),
+        fields[dash + 1],
+        _unescape(fields[dash + 2]),
+    )
 
 
 def find_server(info: MountInfo) -> int | None:
@@ -145,21 +152,23 @@ def find_server(info: MountInfo) -> int | None:
     return None
 
 
-def find_holder(info: MountInfo) -> Holder | None:
-    """Where a file system that was unmounted is mounted still; None where we can see nobody.
+def find_holders(info: MountInfo) -> dict[int, Holder]:
+    """Who sees a file system, as far as we may look, by the ids of its mounts.
 
     A bind mount keeps it, and every mount namespace that was made meanwhile has a copy of its own:
-    containers, services with PrivateMounts, unshare(1).
+    containers, services with PrivateMounts, unshare(1). Its device number may be given to another
+    once it has gone: only ids that were there before are its own.
     """
+    found: dict[int, Holder] = {}
     for pid in ("self", *filter(str.isdigit, os.listdir("/proc"))):
         try:
             for each in _mounts(pid):
-                if each.device == info.device:
+                if each.device == info.device and each.id not in found:
                     with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as name:
-                        return Holder(pid, name.read().strip(), each.mountpoint)
+                        found[each.id] = Holder(pid, name.read().strip(), each.mountpoint)
         except OSError:
             continue  # it has ended, or is another user's
-    return None
+    return found
 
 
 def raise_readahead(mountpoint: str, kib: int = READAHEAD_KIB) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fsclient.cli import main, umount_cmd
+from fsclient.fuse.mount import find_mount
 from tests.faults.judge import Worker, await_operations, start
 from tests.faults.load import content
 from tests.faults.program import (
@@ -182,6 +183,16 @@ def test_umount_gives_up_on_a_mount_that_is_kept(
     succeed("umount", other)
     wait_until("the client ends", END_S, mount.has_ended)
     embedded.end()
+
+
+def test_a_mount_that_got_the_device_number_since_keeps_nobody() -> None:
+    """An unmount that took long because Redis was away once named another volume's mount."""
+    other = find_mount("/proc")
+    assert other is not None
+    assert umount_cmd._holder(other, []) is None
+    holder = umount_cmd._holder(other, [other.id])
+    assert holder is not None
+    assert (holder.pid, holder.path) == ("self", "/proc")
 
 
 @pytest.mark.parametrize("unmounted", [False, True])
