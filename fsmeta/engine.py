@@ -8,6 +8,7 @@ Threading: any method from any thread.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -203,6 +204,8 @@ class Meta:
         self._run(xattrs.setxattr, caller, ino, name, value, flags)
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
+        if xattrs.known_absent(self.cache, ino, name):
+            raise OSError(errno.ENODATA, "no such attribute")
         return self._view(xattrs.getxattr, caller, ino, name)
 
     def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]:

@@ -137,7 +137,7 @@ class Session:
         """The crew's watcher has looked, and will look `again` soon."""
         idle = self._config.idle
         if idle is not None and again:
-            idle.look(sum(sum(slot.counts) for slot in self._stats))
+            idle.look(sum(slot.served for slot in self._stats))
         elif idle is not None:
             idle.rest()
 
