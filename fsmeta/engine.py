@@ -8,7 +8,8 @@ Threading: any method from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import errno
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -26,6 +27,8 @@ from fsmeta.schema import SessionRecord
 from fsmeta.store import Page, Store
 from fsmeta.transact import DEADLINE_S, Transactor, Txn
 from fsmeta.types import (
+    CHUNK_BYTES,
+    FILE_SIZE_MAX,
     ROOT_CALLER,
     Attr,
     Caller,
@@ -44,6 +47,7 @@ INO_BATCH: Final = 1024  # ids a client takes at once; what a crash wastes of 2^
 SLICE_BATCH: Final = 1024
 _PURGE_BATCH: Final = 100  # inodes a commit; their rows are read in one request
 _FORGET_BATCH: Final = 1000
+_FIELDS_MAX: Final = 2 * FILE_SIZE_MAX // CHUNK_BYTES  # of an inode's row: more than it can have
 
 
 class IdSupply:
@@ -118,9 +122,10 @@ class Meta:
         """Whether we will hear of any change by others to what `getattr` says of `ino`."""
         return self.cache.is_vouched(schema.inode_row(ino))
 
-    def vouched_inodes(self, inos: Iterable[Ino]) -> set[Ino]:
+    def vouched_inodes(self, inos: Collection[Ino]) -> set[Ino]:
         """Those of `inos` that `vouches_inode` says yes to."""
-        return {ino for ino in inos if self.cache.is_vouched(schema.inode_row(ino))}
+        rows = dict(zip(schema.inode_rows(inos), inos, strict=True))
+        return {rows[row] for row in self.cache.vouched_among(rows)}
 
     def vouches_names(self, ino: Ino) -> bool:
         """Whether we will hear of any change by others to the names in directory `ino`."""
@@ -159,7 +164,7 @@ class Meta:
     def names(self, ino: Ino, cursor: bytes = b"") -> tuple[list[Dentry], bytes | None]:
         """A page of names in no order, and the next cursor.
 
-        A name there throughout is returned at least once, perhaps twice: leave out repeats.
+        A name there throughout is returned at least once, perhaps on two pages: leave out repeats.
         """
         row = schema.dir_row(ino)
         known = None if cursor else self.cache.complete(row)
@@ -200,6 +205,8 @@ class Meta:
         self._run(xattrs.setxattr, caller, ino, name, value, flags)
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
+        if xattrs.known_absent(self.cache, ino, name):
+            raise OSError(errno.ENODATA, "no such attribute")
         return self._view(xattrs.getxattr, caller, ino, name)
 
     def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]:
@@ -225,6 +232,11 @@ class Meta:
     def read_chunk(self, ino: Ino, index: int) -> list[Slice]:
         """The slices of one 64 MiB chunk, oldest first."""
         return self._view(extent.read_chunk, ROOT_CALLER, ino, index)
+
+    def chunks(self, ino: Ino) -> list[int]:
+        """Which chunks of a file have slices, in order."""
+        fields = (field for field, _ in self._table(schema.inode_row(ino), _FIELDS_MAX))
+        return sorted(schema.id_of(field) for field in fields if field[:1] == b"c")
 
     def write_slices(
         self,

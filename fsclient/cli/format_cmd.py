@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 import click
 
 from fsclient.cli.options import COUNT, META_WAIT_S, no_keys_here, size, store_option
-from fsclient.config import open_store, shown_url, sqlite_file
+from fsclient.config import open_store, sqlite_file
 from fsclient.object_options import STORAGES, parse_bucket, parse_options
 from fsclient.object_stores import OWNER_KEY, claimed, directories, place_of, require_room
 from fsmeta import volume
@@ -18,7 +19,13 @@ from fsmeta.errors import Ambiguous, ConfigError
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.transact import Transactor
 from fsmeta.types import BLOCK_BYTES_MAX
+from fsmeta.urls import shown_url
 from fsmeta.volume import VolumeFormat
+
+MEM_WARNING: Final = (
+    "--storage mem keeps the data in the process that mounts, and nowhere else: "
+    "it is lost with that mount; use it for tests only"
+)
 
 
 @click.command("format")
@@ -103,6 +110,8 @@ def format_(
         return
     with _undone_on_failure(file, directories(settings)):
         _create(meta, settings, runtime)
+    if settings.storage == "mem":
+        click.echo(f"slicefs: warning: {MEM_WARNING}", err=True)
     click.echo(f"volume {name} is ready: slicefs mount {shown_url(meta)} MOUNTPOINT")
 
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import click
 
 from fsclient.cli.options import META_WAIT_S, store_option
-from fsclient.config import open_store
+from fsclient.config import naming, open_store
 from fsclient.object_options import parse_options
 from fsclient.object_stores import open_objects, stacked
 from fsclient.verify import verify_objects
@@ -57,7 +57,8 @@ def _examine(meta: str, data: bool, store_options: tuple[str, ...]) -> _Report:
     runtime = SystemRuntime()
     store = open_store(meta, runtime)
     try:
-        settings = Meta(store, runtime, META_WAIT_S).format
+        with naming(meta):
+            settings = Meta(store, runtime, META_WAIT_S).format
         overrides = parse_options(settings.storage, store_options)
         found = check(store)
         raw = open_objects(settings, runtime, overrides)
