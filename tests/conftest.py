@@ -12,6 +12,7 @@ import pytest
 from fsmeta.check import check
 from fsmeta.store import Store
 from tests.redis_server import RedisServer
+from tests.tikv_server import TikvServer, why_not
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,6 +73,23 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     directory: Path = tmp_path_factory.mktemp("redis")
     with RedisServer(directory) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tikv_cluster() -> Iterator[TikvServer]:
+    """A TiKV for all tests; see `tikv_server`."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with TikvServer() as server:
+        yield server
+
+
+@pytest.fixture
+def tikv_server(tikv_cluster: TikvServer) -> Iterator[TikvServer]:
+    """The same, without faults before and after the test."""
+    yield tikv_cluster
+    tikv_cluster.heal()
 
 
 @pytest.fixture
