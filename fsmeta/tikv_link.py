@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import re
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from fsmeta.errors import (
@@ -36,6 +39,7 @@ CONNECT_TIMEOUT_S: Final = 4.0  # as on Redis: a live cluster takes milliseconds
 REQUEST_TIMEOUT_S: Final = 5.0
 ROLLBACK_TIMEOUT_S: Final = 3.0
 CLOSE_TIMEOUT_S: Final = 1.0
+_LEAVE_S: Final = 0.005  # a hundred times what it takes
 SCAN_MAX: Final = 2000  # keys a scan; the server reserves room for as many as it is asked for
 GET_MAX: Final = 1000  # keys a request: about 100 kB
 
@@ -65,6 +69,7 @@ _MEANINGS: Final[tuple[tuple[str, type[StoreError]], ...]] = (
     ("already committed", AlreadyCommitted),
 )
 _SHOWN_MAX: Final = 200  # of a text, which may list every region
+_PLACE: Final = re.compile(r"^\[/[^]]*\]: ")  # in the package's own source
 
 
 def translate(error: Exception) -> StoreError:
@@ -74,10 +79,11 @@ def translate(error: Exception) -> StoreError:
     if isinstance(error, TimeoutError):
         return Unavailable("tikv: no answer in time")
     text = str(error)
+    shown = _PLACE.sub("", text)[:_SHOWN_MAX]
     for fragment, kind in _MEANINGS:
         if fragment in text:
-            return kind(f"tikv: {text[:_SHOWN_MAX]}")
-    return Unavailable(f"tikv: {text[:_SHOWN_MAX]}")
+            return kind(f"tikv: {shown}")
+    return Unavailable(f"tikv: {shown}")
 
 
 class TikvLink:
@@ -99,7 +105,11 @@ class TikvLink:
             self.call(self.now(CONNECT_TIMEOUT_S))
         except StoreError as error:
             self.close()
-            raise ConfigError(f"can't reach {','.join(pds)}: {error}") from error
+            why = str(error).removeprefix("tikv: ")
+            raise ConfigError(
+                f"can't reach TiKV by its PD at {','.join(pds)}: {why}; check host and port, and"
+                " that PD runs there"
+            ) from error
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -129,6 +139,20 @@ class TikvLink:
             self._closed = True
         self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._stop()))
         self._thread.join(2 * CLOSE_TIMEOUT_S)
+        self._await_package()
+
+    def _await_package(self) -> None:
+        """Let the package's threads leave Python: one that is still in it when the interpreter ends
+        brings the process down.
+
+        They are in it to deliver an answer, which is what `call_soon_threadsafe` does.
+        """
+        give_up = self._runtime.monotonic() + CLOSE_TIMEOUT_S
+        self._runtime.sleep(_LEAVE_S)  # those that deliver nothing, for it is wanted no more
+        while any(map(_is_delivery, sys._current_frames().values())):
+            if self._runtime.monotonic() > give_up:
+                return
+            self._runtime.sleep(_LEAVE_S)
 
     async def _stop(self) -> None:
         """Cancel what is under way, let it clean up for a moment, and stop."""
@@ -245,6 +269,11 @@ class TikvLink:
 
     async def _roll_back(self, transaction: Transaction) -> None:
         await self.ask(transaction.rollback, trips=0, timeout_s=ROLLBACK_TIMEOUT_S)
+
+
+def _is_delivery(frame: FrameType) -> bool:
+    """Whether a thread is in `call_soon_threadsafe`, called by no Python."""
+    return frame.f_back is None and frame.f_code.co_name == "call_soon_threadsafe"
 
 
 def _connector() -> Callable[[list[str]], Awaitable[Any]]:
