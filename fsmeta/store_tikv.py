@@ -68,7 +68,7 @@ class TikvStore:
     def read(self, keys: Sequence[Key]) -> list[bytes | None]:
         if not keys:
             return []
-        return self._link.call(self._read(keys))
+        return self._link.read(lambda: self._read(keys))
 
     async def _read(self, keys: Sequence[Key]) -> list[bytes | None]:
         return await self._values(await self._link.snapshot(), keys)
@@ -103,7 +103,7 @@ class TikvStore:
     def read_linked(
         self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
     ) -> tuple[bytes | None, list[bytes | None]]:
-        return self._link.call(self._read_linked(row, field, skip, prefix, fields))
+        return self._link.read(lambda: self._read_linked(row, field, skip, prefix, fields))
 
     async def _read_linked(
         self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
@@ -118,7 +118,7 @@ class TikvStore:
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
         if not rows:
             return []
-        return self._link.call(self._read_rows(rows))
+        return self._link.read(lambda: self._read_rows(rows))
 
     async def _read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
         """One walk from the first row to the last, skipping what lies between where it is much."""
@@ -144,7 +144,7 @@ class TikvStore:
         return [folded(found[row]) if is_sum(row) else found[row] for row in rows]
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
-        return self._link.call(self._scan(row, cursor, min(limit, SCAN_MAX)))
+        return self._link.read(lambda: self._scan(row, cursor, min(limit, SCAN_MAX)))
 
     async def _scan(self, row: bytes, cursor: bytes, limit: int) -> Page:
         snapshot = await self._link.snapshot()
@@ -156,7 +156,7 @@ class TikvStore:
         return Page(items, items[-1][0] + b"\0" if len(items) == limit else None)
 
     def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
-        return self._link.call(self._scan_rows(prefix, cursor, min(limit, SCAN_MAX)))
+        return self._link.read(lambda: self._scan_rows(prefix, cursor, min(limit, SCAN_MAX)))
 
     async def _scan_rows(self, prefix: bytes, cursor: bytes, limit: int) -> RowPage:
         """Rows are sorted by length, then name: the prefix is looked for among those of each."""

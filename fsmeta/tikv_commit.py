@@ -24,7 +24,7 @@ from fsmeta.runtime import Runtime
 from fsmeta.store import COMMIT_OPS_MAX, DELETE_ROW, Commit, Key, is_table
 from fsmeta.tikv_image import Image, Plan
 from fsmeta.tikv_keys import KeySpace, is_sum
-from fsmeta.tikv_link import SCAN_MAX, TikvLink, Transaction, WriteConflict
+from fsmeta.tikv_link import SCAN_MAX, Snapshot, TikvLink, Transaction, WriteConflict
 
 # A transaction is repeated while others win, then the caller's loop takes over: it knows deadlines.
 CONFLICTS_MAX: Final = 30
@@ -180,7 +180,9 @@ class Committer:
         self._part += 1
         transaction = await self._link.begin()
         try:
-            image = await self._load(transaction, Plan(commits, self._part, self._blind(commits)))
+            image = await self._load(
+                transaction.inner, Plan(commits, self._part, self._blind(commits))
+            )
             refused = image.judge()
             changes = image.changes()
             if changes:
@@ -199,7 +201,7 @@ class Committer:
             raise
         return refused
 
-    async def _load(self, reader: Transaction, plan: Plan) -> Image:
+    async def _load(self, reader: Snapshot, plan: Plan) -> Image:
         """Read what the plan asks for. Raises: _TooLong."""
         image = Image(plan)
         space = self._space
@@ -216,20 +218,16 @@ class Committer:
                 raise _TooLong(row, fields)
         return image
 
-    async def _load_values(
-        self, reader: Transaction, image: Image, where: dict[bytes, Key]
-    ) -> None:
+    async def _load_values(self, reader: Snapshot, image: Image, where: dict[bytes, Key]) -> None:
         found = await self._link.get(reader, list(where))
         image.learn({where[key]: value for key, value in found.items()})
 
-    async def _load_sum(self, reader: Transaction, image: Image, row: bytes) -> None:
+    async def _load_sum(self, reader: Snapshot, image: Image, row: bytes) -> None:
         begin, end = self._space.begin(row), self._space.end(row)
         pairs = await self._link.scan(reader, begin, end, SCAN_MAX)
         image.learn_sum(row, {key[len(begin) :]: value for key, value in pairs})
 
-    async def _load_fields(
-        self, reader: Transaction, image: Image, row: bytes, at_most: int
-    ) -> None:
+    async def _load_fields(self, reader: Snapshot, image: Image, row: bytes, at_most: int) -> None:
         begin, end = self._space.begin(row), self._space.end(row)
         fields: list[bytes] = []
         cursor = begin
@@ -254,15 +252,15 @@ class Committer:
             self._put(transaction, key, value) for key, value in changes.items() if key != first
         ]
         if locks:
-            work.append(self._link.ask(lambda: transaction.lock_keys(locks), trips=0))
+            work.append(self._link.ask(lambda: transaction.inner.lock_keys(locks), trips=0))
         await asyncio.gather(*work)
 
     async def _put(self, transaction: Transaction, key: Key, value: bytes | None) -> None:
         where = self._space.key(*key)
         if value is None:
-            await self._link.ask(lambda: transaction.delete(where), trips=0)
+            await self._link.ask(lambda: transaction.inner.delete(where), trips=0)
         else:
-            await self._link.ask(lambda: transaction.put(where, value), trips=0)
+            await self._link.ask(lambda: transaction.inner.put(where, value), trips=0)
 
     async def _shorten(self, jobs: list[_Job], found: _TooLong) -> None:
         """Delete part of a row that is too long for one transaction, if its job would pass."""

@@ -31,21 +31,35 @@ from fsmeta.errors import (
 from fsmeta.runtime import Runtime
 
 T = TypeVar("T")
-Transaction: TypeAlias = Any  # the package has no types
-Snapshot: TypeAlias = Any
+Snapshot: TypeAlias = Any  # the package has no types
 
 CONNECT_TIMEOUT_S: Final = 4.0  # as on Redis: a live cluster takes milliseconds
 # one request: the package itself repeats for 2 s what meets another's lock or a region on the move
 REQUEST_TIMEOUT_S: Final = 5.0
 ROLLBACK_TIMEOUT_S: Final = 3.0
+LOCKS_EXPIRE_S: Final = 25.0  # those of a client that died: 20 s at most, and finding it out
 CLOSE_TIMEOUT_S: Final = 1.0
 _LEAVE_S: Final = 0.005  # a hundred times what it takes
 SCAN_MAX: Final = 2000  # keys a scan; the server reserves room for as many as it is asked for
 GET_MAX: Final = 1000  # keys a request: about 100 kB
 
 
+class Transaction:
+    """One of the package's, until it is over.
+
+    It keeps its locks alive for as long as anything refers to it, be it a traceback.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
 class WriteConflict(StoreError):
     """Others have changed, since the transaction began, a key that it writes or locks."""
+
+
+class Locked(Unavailable):
+    """Somebody's transaction has held a key for longer than the package waits: he may be dead."""
 
 
 class Dead(Unavailable):
@@ -63,10 +77,13 @@ class TooLarge(StoreError):
 # what a text says, first match; everything else may be tried again
 _MEANINGS: Final[tuple[tuple[str, type[StoreError]], ...]] = (
     ("conflict: Some(WriteConflict", WriteConflict),
+    ("Failed to resolve lock", Locked),
+    ("locked: Some", Locked),
     ("TimestampRequest channel is closed", Dead),
     ("disk_full: Some", StoreFull),
     ("raft_entry_too_large: Some", TooLarge),
-    ("already committed", AlreadyCommitted),
+    ("Committed {", AlreadyCommitted),  # of TiKV
+    ("already committed", AlreadyCommitted),  # of unistore
 )
 _SHOWN_MAX: Final = 200  # of a text, which may list every region
 _PLACE: Final = re.compile(r"^\[/[^]]*\]: ")  # in the package's own source
@@ -98,6 +115,7 @@ class TikvLink:
         self._closed = False  # guarded by _lock
         self._client: Any = None  # loop thread
         self._connecting = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()  # nobody waits for; loop thread
         self.round_trips = 0  # loop thread
         self._loop = asyncio.new_event_loop()
         self._thread = runtime.spawn("tikv", self._serve)
@@ -117,6 +135,18 @@ class TikvLink:
             self._loop.run_forever()
         finally:
             self._loop.close()
+
+    def read(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """`call`, again and again while a client that may be dead is in the way."""
+        give_up = self._runtime.monotonic() + LOCKS_EXPIRE_S
+        while True:
+            try:
+                return self.call(read())
+            except Locked:  # found out after two seconds, so there is no hurry to be avoided
+                if self._runtime.monotonic() > give_up:
+                    raise
+            except Ambiguous as error:  # closed: nothing was changed
+                raise Unavailable(str(error)) from error
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop thread and wait for it. Raises: what it raises."""
@@ -183,6 +213,8 @@ class TikvLink:
             if isinstance(meaning, Dead):
                 self._client = None
             raise meaning from error
+        finally:
+            del start  # see Transaction
 
     async def _connected(self, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
         if self._client is None:
@@ -207,11 +239,9 @@ class TikvLink:
     async def begin(self) -> Transaction:
         """An optimistic transaction; it must be given to `commit` or `abandon`."""
         client = await self._connected()
-        return await self.ask(lambda: client.begin(False))
+        return Transaction(await self.ask(lambda: client.begin(False)))
 
-    async def get(
-        self, reader: Snapshot | Transaction, keys: Sequence[bytes]
-    ) -> dict[bytes, bytes]:
+    async def get(self, reader: Snapshot, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values of those keys that are there; one request for each GET_MAX of them."""
         found: dict[bytes, bytes] = {}
         for begin in range(0, len(keys), GET_MAX):
@@ -220,7 +250,7 @@ class TikvLink:
         return found
 
     async def scan(
-        self, reader: Snapshot | Transaction, begin: bytes, end: bytes, limit: int
+        self, reader: Snapshot, begin: bytes, end: bytes, limit: int
     ) -> list[tuple[bytes, bytes]]:
         """At most `limit` keys with their values, in order."""
         assert 0 < limit <= SCAN_MAX
@@ -230,7 +260,7 @@ class TikvLink:
         return list(pairs)
 
     async def scan_keys(
-        self, reader: Snapshot | Transaction, begin: bytes, end: bytes, limit: int
+        self, reader: Snapshot, begin: bytes, end: bytes, limit: int
     ) -> list[bytes]:
         """At most `limit` keys, in order."""
         assert 0 < limit <= SCAN_MAX
@@ -247,18 +277,32 @@ class TikvLink:
         """
         try:
             # writing, a timestamp, committing
-            await self.ask(transaction.commit, trips=3)
+            await self.ask(transaction.inner.commit, trips=3)
         except WriteConflict:
-            await self.abandon(transaction)
+            self._later(self.abandon(transaction))  # who tries again need not wait for that
             raise
         except StoreError as error:
-            try:
-                await self._roll_back(transaction)
-            except AlreadyCommitted:
-                return
-            except StoreError as again:
-                raise Ambiguous(f"{error}; and {again}") from error
+            if await self._is_undone(transaction, error):
+                raise
+        except asyncio.CancelledError:
+            await self.abandon(transaction)
             raise
+        transaction.inner = None
+
+    async def _is_undone(self, transaction: Transaction, error: StoreError) -> bool:
+        """Roll back after `error`; False where it has been applied. Raises: Ambiguous."""
+        try:
+            await self._roll_back(transaction)
+        except AlreadyCommitted:
+            return False
+        except StoreError as again:
+            raise Ambiguous(f"{error}; and {again}") from error
+        return True
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def abandon(self, transaction: Transaction) -> None:
         """Undo what an attempt may have left; what can't be undone now, others will in time."""
@@ -268,7 +312,10 @@ class TikvLink:
             pass  # its locks expire
 
     async def _roll_back(self, transaction: Transaction) -> None:
-        await self.ask(transaction.rollback, trips=0, timeout_s=ROLLBACK_TIMEOUT_S)
+        try:
+            await self.ask(transaction.inner.rollback, trips=0, timeout_s=ROLLBACK_TIMEOUT_S)
+        finally:
+            transaction.inner = None
 
 
 def _is_delivery(frame: FrameType) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from fsmeta.check import check
 from fsmeta.store import Store
 from tests.redis_server import RedisServer
-from tests.tikv_server import TikvServer, why_not
+from tests.tikv_server import TikvServer, failure, is_built, why_not
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +25,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --soak"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what tests on TiKV need now: it may take longer than a test may take."""
+    wanted = any("tikv" in item.nodeid for item in session.items)
+    if wanted and not session.config.option.collectonly and not why_not() and not is_built():
+        print("building tests/tikvsim; it takes some minutes the first time", flush=True)
+        failure()
 
 
 def assert_clean(store: Store) -> None:

