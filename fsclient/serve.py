@@ -18,6 +18,7 @@ from fsclient.client import Client, ClientOptions
 from fsclient.config import open_store, require_apart, require_writable
 from fsclient.daemon import open_log
 from fsclient.fuse import mount as kernel
+from fsclient.fuse.idle import IdlePolling
 from fsclient.fuse.mount_options import is_read_only
 from fsclient.fuse.session import Session, SessionConfig
 from fsclient.interpreter import tune
@@ -47,6 +48,7 @@ class MountRequest(NamedTuple):
     heartbeat_s: float = 5.0
     log_file: str | None = None  # None: standard error
     debug: bool = False
+    idle_poll: str = "auto"
 
 
 def serve(request: MountRequest, ready: Callable[[], None]) -> int:
@@ -65,6 +67,7 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
         mountpoint=request.mountpoint,
     )
     _fail_on_signal()
+    idle = IdlePolling(runtime, request.idle_poll)
     store = open_store(request.meta, runtime)
     try:
         client = Client(store, runtime, options)
@@ -72,12 +75,13 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
             require_writable(client.meta.format)
         if kernel.find_mount(request.mountpoint) is None:  # else `mount` refuses, and asks nobody
             require_apart(request.meta, client.meta.format, request.mountpoint)
+        idle.probe()
         mounted = kernel.mount(request.mountpoint, client.meta.format.name, request.options)
     except BaseException:
         store.close()
         raise
     try:
-        return _serve_mounted(client, mounted, request, runtime, ready)
+        return _serve_mounted(client, mounted, request, idle, runtime, ready)
     finally:
         os.close(mounted.fd)
 
@@ -86,11 +90,14 @@ def _serve_mounted(
     client: Client,
     mounted: kernel.Mounted,
     request: MountRequest,
+    idle: IdlePolling,
     runtime: Runtime,
     ready: Callable[[], None],
 ) -> int:
     trace = logging.getLogger("slicefs.request").debug if request.debug else None
-    config = SessionConfig(threads=request.threads, trace=trace, on_corrupt=_freezer(client))
+    config = SessionConfig(
+        threads=request.threads, trace=trace, on_corrupt=_freezer(client), idle=idle
+    )
     session = Session(mounted, client.vfs, runtime, config)
     try:
         client.start()
@@ -98,6 +105,7 @@ def _serve_mounted(
         kernel.raise_readahead(mounted.mountpoint)
         client.vfs.coherence.start(session.notifier)
         client.metrics.add(lambda: operation_numbers(session.snapshot()))
+        client.metrics.add(idle.numbers)
         _end_on_signal(session, mounted.mountpoint, runtime)
     except BaseException:
         kernel.umount(mounted.mountpoint, lazy=True)

@@ -8,10 +8,12 @@ What comes back from the store may be overtaken, by the news that others have ch
 commit of our own. So whoever is about to read or commit takes a `mark`, and what has changed since
 that mark is not stored.
 
-A row that is known to have been empty once is *complete*: what is not remembered of it is absent.
-So nobody needs to ask whether a name is free in a directory that was made here.
+A row that is known to have been empty once, or that was scanned to its end undisturbed, is
+*complete*: what is not remembered of it is absent. So nobody needs to ask whether a name is free in
+a directory that was made or listed here.
 
-Threading: `get` takes no lock (a few look-ups, each atomic); everything else takes `_lock`.
+Threading: what `get` finds it finds without a lock (a few look-ups, each atomic); that something is
+absent from a complete row, and everything else, takes `_lock`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from fsmeta.apply import merge
 from fsmeta.runtime import Runtime
-from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Write, is_table
+from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Page, Write, is_table
 
 ROWS_MAX: Final = 100_000  # about 60 MB with two small records a row
 ROW_FIELDS_MAX: Final = 20_000  # of one row, say a directory's names: about 4 MB
@@ -123,6 +125,7 @@ class RowCache:
         self._rows: dict[bytes, dict[bytes, bytes | None]] = {}  # written under _lock
         self._vouched: set[bytes] = set()  # written under _lock
         self._complete: set[bytes] = set()  # rows of which we know every field; under _lock
+        self._scanned: dict[bytes, bytes] = {}  # rows known up to this cursor; under _lock
         self._others = _Others()  # written under _lock
         self._own = _Own()  # written under _lock
 
@@ -135,7 +138,9 @@ class RowCache:
             return MISSING
         value = fields.get(field, MISSING)
         if value is MISSING and row in self._complete:
-            return None
+            with self._lock:  # it may have become so since
+                if row in self._complete:
+                    return self._rows[row].get(field)
         return value
 
     def vouched(self, row: bytes) -> Mapping[bytes, bytes | None] | None:
@@ -144,12 +149,11 @@ class RowCache:
 
     def complete(self, row: bytes) -> list[tuple[bytes, bytes]] | None:
         """Every field of a row that the store vouches for; None where we don't know every one."""
-        if row not in self._complete or row not in self._vouched:
-            return None
-        fields = self._rows.get(row)
-        if fields is None:
-            return None
-        return [(name, value) for name, value in list(fields.items()) if value is not None]
+        with self._lock:
+            if row not in self._complete or row not in self._vouched:
+                return None
+            fields = list(self._rows[row].items())
+        return [(name, value) for name, value in fields if value is not None]
 
     def is_vouched(self, row: bytes) -> bool:
         """Whether the store has promised to tell us when others change `row`."""
@@ -167,6 +171,29 @@ class RowCache:
             self._store(mark, row, fields, vouched)
             self._own.add((), {row: fields})
 
+    def fill_page(self, mark: Mark, row: bytes, cursor: bytes, page: Page, vouched: bool) -> None:
+        """`fill` with the page of a scan at `cursor`: after the last one the row is complete."""
+        assert not is_table(row)
+        fields = dict(page.items)
+        with self._lock:
+            if not cursor:
+                if not vouched:
+                    self._discard(row)  # news would not have told what is there no more
+                self._store(mark, row, {}, vouched)
+                self._scanned[row] = cursor
+            alone = self._own.count == mark.own or not self._own.hit(mark.own, row, None)
+            self._store(mark, row, fields, vouched)
+            self._own.add((), {row: fields})
+            if self._scanned.get(row) != cursor:
+                return
+            del self._scanned[row]
+            if not alone:
+                return  # what is not on the page may have been changed since, who knows how
+            if page.cursor is None:
+                self._complete.add(row)
+            else:
+                self._scanned[row] = page.cursor
+
     def fill_rows(
         self, mark: Mark, rows: Mapping[bytes, dict[bytes, bytes | None]], vouched: bool
     ) -> None:
@@ -175,7 +202,7 @@ class RowCache:
             quiet = self._others.count == mark.others and self._own.count == mark.own
             known = self._rows
             for row, fields in rows.items():
-                if quiet and vouched and row not in self._vouched:
+                if quiet and vouched and row not in known:
                     known[row] = fields
                     self._vouched.add(row)
                 else:
@@ -198,6 +225,7 @@ class RowCache:
             self._rows.clear()
             self._vouched.clear()
             self._complete.clear()
+            self._scanned.clear()
 
     def settle(
         self, mark: Mark, empties: Sequence[bytes], writes: Sequence[Write], vouched: bool
@@ -249,7 +277,9 @@ class RowCache:
     def _follow(self, fields: dict[bytes, bytes | None], write: Write) -> None:
         """Let one applied write show."""
         op, row = write[:2]
-        if op == DELETE:
+        if op == DELETE and row in self._complete:
+            fields.pop(write[2], None)
+        elif op == DELETE:
             fields[write[2]] = None
         elif op == MERGE:
             before = fields.get(write[2])
@@ -265,14 +295,19 @@ class RowCache:
         """A field that two requests of ours brought at once: which came last is not known."""
         if field:
             fields.pop(field, None)
-            self._complete.discard(row)
+            self._lapse(row)
         else:
             self._discard(row)
 
     def _discard(self, row: bytes) -> None:
         self._rows.pop(row, None)
         self._vouched.discard(row)
+        self._lapse(row)
+
+    def _lapse(self, row: bytes) -> None:
+        """We may no longer know every field."""
         self._complete.discard(row)
+        self._scanned.pop(row, None)
 
     def _store(
         self, mark: Mark, row: bytes, fields: Mapping[bytes, bytes | None], vouched: bool
@@ -289,7 +324,7 @@ class RowCache:
             old = self._begin(row, vouched)
         elif len(old) > ROW_FIELDS_MAX:
             old.clear()
-            self._complete.discard(row)
+            self._lapse(row)
         if self._own.count == mark.own:
             old.update(fields)
         else:

@@ -165,15 +165,10 @@ class Meta:
         known = None if cursor else self.cache.complete(row)
         if known is not None:
             return schema.unpack_dentries(row, known), None
-        mark = self.cache.mark()
-        page = self._scan(row, cursor)
-        if not cursor:  # from the first page on we hear of changes
-            self.cache.fill(mark, row, {}, self.store.vouches())
+        page = self.transactor.view(
+            lambda _txn: directory.page(self.store, self.cache, row, cursor)
+        )
         return schema.unpack_dentries(row, page.items), page.cursor
-
-    def _scan(self, row: bytes, cursor: bytes) -> Page:
-        """A page of a row, from the store; each field is true by itself, at some moment."""
-        return self.transactor.view(lambda _txn: self.store.scan(row, cursor))
 
     def attrs(self, inos: Sequence[Ino]) -> dict[Ino, Attr]:
         """Attributes of those that exist; one request."""
@@ -342,6 +337,9 @@ class Meta:
                     seen.add(field)
                     yield field, value
             cursor = page.cursor
+
+    def _scan(self, row: bytes, cursor: bytes) -> Page:
+        return self.transactor.view(lambda _txn: self.store.scan(row, cursor))
 
     def held_orphans(self, among: Iterable[SessionId]) -> set[Ino]:
         """Orphans that one of these sessions holds open."""

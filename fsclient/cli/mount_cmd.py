@@ -9,6 +9,7 @@ import click
 
 from fsclient.cli.options import SecondsType, size
 from fsclient.daemon import daemonize, default_log
+from fsclient.fuse.idle import MODES
 from fsclient.fuse.mount_options import is_known
 from fsclient.serve import MountRequest, serve
 from fsclient.sizes import format_size
@@ -26,6 +27,7 @@ _WORDS: Final = {
     "heartbeat": "heartbeat",
     "log": "log",
     "debug": "debug",
+    "idle-poll": "idle_poll",
 }
 
 
@@ -67,6 +69,14 @@ _WORDS: Final = {
     help="Seconds between signs of life; a client without for 60 s is taken for dead.",
 )
 @click.option(
+    "--idle-poll",
+    type=click.Choice(MODES),
+    default="auto",
+    show_default=True,
+    help="While requests flow let idle processors poll instead of halting (root only); auto: in "
+    "virtual machines where a trial shows that waking one is slow.",
+)
+@click.option(
     "--log",
     default=None,
     metavar="FILE",
@@ -105,6 +115,7 @@ def mount(
         settings["heartbeat"],
         settings["log"],
         settings["debug"],
+        settings["idle_poll"],
     )
     if not background:
         return serve(request, ready=lambda: None)

@@ -44,8 +44,10 @@ class Crew:
         descriptor: int,
         least: int,
         most: int,
+        looked: Callable[[bool], None],
     ) -> None:
-        """`hire` makes the worker of a slot; requests are read from `descriptor`."""
+        """`hire` makes the worker of a slot; requests are read from `descriptor`. `looked` is told
+        of each look of the watcher whether it will soon look again."""
         assert 0 < least <= most
         self._runtime = runtime
         self._interrupts = interrupts
@@ -53,6 +55,7 @@ class Crew:
         self._descriptor = descriptor
         self._least = least
         self._most = most
+        self._looked = looked
         self._lock = runtime.lock()
         self._live = 0  # guarded by _lock
         self._turn = runtime.lock()
@@ -150,6 +153,8 @@ class Crew:
             quiet = 0
             while quiet < ASLEEP_AFTER and not self.ended.is_set():
                 quiet = 0 if self._look() else quiet + 1
+                self._looked(True)
+            self._looked(False)
             self.watched = False
             if not self._is_quiet():
                 self._busy.set()

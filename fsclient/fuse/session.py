@@ -27,6 +27,7 @@ from fsclient.filesystem import FileSystem
 from fsclient.fuse import abi, init
 from fsclient.fuse.crew import Crew
 from fsclient.fuse.dispatch import Dispatcher
+from fsclient.fuse.idle import IdlePolling
 from fsclient.fuse.interrupt import Interrupts
 from fsclient.fuse.mount import Mounted
 from fsclient.fuse.notify import KernelNotifier
@@ -50,6 +51,7 @@ class SessionConfig(NamedTuple):
     wants: init.KernelWants = init.KernelWants()
     trace: Callable[[str], None] | None = None  # gets a line for each request
     on_corrupt: Callable[[Corrupt], None] | None = None
+    idle: IdlePolling | None = None
 
 
 class Session:
@@ -70,7 +72,13 @@ class Session:
         self._interrupts = Interrupts(most)
         self._stats = [SlotStats() for _ in range(most)]
         self._crew = Crew(
-            runtime, self._interrupts, self._hire, self._fd, self._config.threads, most
+            runtime,
+            self._interrupts,
+            self._hire,
+            self._fd,
+            self._config.threads,
+            most,
+            self._looked,
         )
         self._max_write_bytes = self._config.wants.max_write_bytes
         self._dispatcher = Dispatcher(fs)
@@ -122,6 +130,14 @@ class Session:
     def snapshot(self) -> dict[str, OpStats]:
         """Counts and latency of every operation so far, by name."""
         return summed(self._stats)
+
+    def _looked(self, again: bool) -> None:
+        """The crew's watcher has looked, and will look `again` soon."""
+        idle = self._config.idle
+        if idle is not None and again:
+            idle.look(sum(sum(slot.counts) for slot in self._stats))
+        elif idle is not None:
+            idle.rest()
 
     def _nudge(self) -> None:
         """A request for every worker that waits for one."""

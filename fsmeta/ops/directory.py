@@ -1,4 +1,4 @@
-"""readdirplus: the attributes of many inodes in one request."""
+"""readdirplus: pages of names, and the attributes of many inodes in one request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from collections.abc import Sequence
 from fsmeta import schema
 from fsmeta.cache import RowCache
 from fsmeta.ops.lookup import known_attr
-from fsmeta.store import Store
+from fsmeta.store import SCAN_PAGE, Page, Store
 from fsmeta.types import Attr, Ino
+
+
+def page(
+    store: Store, cache: RowCache, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE
+) -> Page:
+    """A page of a directory's row, which is remembered; each name is true at some moment."""
+    mark = cache.mark()
+    found = store.scan(row, cursor, limit)
+    cache.fill_page(mark, row, cursor, found, store.vouches())
+    return found
 
 
 def attrs(store: Store, cache: RowCache, inos: Sequence[Ino]) -> dict[Ino, Attr]:

@@ -14,7 +14,8 @@ import pytest
 
 from fsmeta.cache import MISSING, ROW_FIELDS_MAX, Missing, RowCache
 from fsmeta.errors import StoreError
-from fsmeta.store import APPEND, DELETE, FENCE_FIELD, MERGE, PUT, Write
+from fsmeta.ops import directory
+from fsmeta.store import APPEND, DELETE, FENCE_FIELD, MERGE, PUT, Page, Write
 from fsmeta.store_mem import MemBackend, MemStore
 from fsmeta.transact import Transactor, Txn
 from tests.conftest import assert_clean
@@ -92,6 +93,19 @@ def _get_linked(txn: Txn, row: bytes, field: bytes, value: bytes) -> None:
     txn.get_linked(row, field, 1, b"t", [field, NUMBER])
 
 
+def _read_page(txn: Txn, client: Transactor, row: bytes, cursor: bytes) -> Page:
+    del txn
+    return directory.page(client.store, client.cache, row, cursor, 1)
+
+
+def _list(client: Transactor, row: bytes) -> None:
+    """As a listing, with one field a page."""
+    cursor: bytes | None = b""
+    while cursor is not None:
+        read = partial(_read_page, client=client, row=row, cursor=cursor)
+        cursor = client.view(read).cursor
+
+
 WRITERS = [_put, _replace, _delete, _delete_row, _append, _count, _count, _begin, _begin_with]
 READERS = [_get, _get_many, _get_linked]
 
@@ -101,6 +115,9 @@ def _work(run: Transactor, chance: random.Random, turns: int) -> None:
         writes = chance.random() < 0.6
         verb = chance.choice(WRITERS if writes else READERS)
         row, field = chance.choice(ROWS), chance.choice(FIELDS)
+        if chance.random() < 0.1:
+            _list(run, row)
+            continue
         call = partial(verb, row=row, field=field, value=b"%d" % chance.randrange(10))
         try:
             if writes or chance.random() < 0.3:
@@ -278,6 +295,62 @@ def test_only_rows_known_to_be_empty_are_complete() -> None:
     cache.drop([ROW])
     assert cache.get(ROW, NUMBER, False) is MISSING
     cache.settle(cache.mark(), [], [(PUT, ROW, FIELD, b"1")], True)
+    assert cache.get(ROW, NUMBER, True) is MISSING
+
+
+def test_a_row_scanned_to_its_end_is_complete() -> None:
+    cache = _cache()
+    cache.fill_page(cache.mark(), ROW, b"", Page([(b"a", b"1")], b"more"), True)
+    assert cache.get(ROW, b"a", True) == b"1"
+    assert cache.get(ROW, b"none", True) is MISSING
+    cache.settle(cache.mark(), [], [(PUT, ROW, b"c", b"1"), (DELETE, ROW, b"a")], True)
+    cache.fill_page(cache.mark(), ROW, b"more", Page([(b"b", b"1")], None), True)
+    assert cache.get(ROW, b"none", True) is None
+    assert cache.complete(ROW) == [(b"c", b"1"), (b"b", b"1")]
+
+
+@pytest.mark.parametrize("how", ["news", "commit", "another scan", "forgotten"])
+def test_a_scan_that_was_disturbed_completes_nothing(how: str) -> None:
+    cache = _cache()
+    begun = cache.mark()
+    cache.fill_page(begun, ROW, b"", Page([(b"a", b"1")], b"more"), True)
+    if how == "news":
+        cache.drop([ROW])
+    elif how == "commit":  # it was sent before the page was read, and deletes what is in there
+        cache.settle(begun, [], [(DELETE, ROW, b"a")], True)
+    elif how == "another scan":
+        cache.fill_page(cache.mark(), ROW, b"", Page([(b"a", b"1")], b"elsewhere"), True)
+    else:
+        cache.forget()
+    cache.fill_page(cache.mark(), ROW, b"more", Page([(b"b", b"1")], None), True)
+    assert cache.get(ROW, b"none", True) is MISSING
+    assert cache.complete(ROW) is None
+
+
+def test_a_page_that_commits_overtook_completes_nothing() -> None:
+    """Regression: a name taken away and put back while the page was on its way was absent."""
+    cache = _cache()
+    gone, page, back = cache.mark(), cache.mark(), cache.mark()  # as the store sees them
+    cache.settle(back, [], [(PUT, ROW, FIELD, b"1")], True)
+    cache.settle(gone, [], [(DELETE, ROW, FIELD)], True)
+    cache.fill_page(page, ROW, b"", Page([], None), True)
+    assert cache.get(ROW, FIELD, True) is MISSING
+
+
+def test_a_listing_forgets_what_it_has_not_found_where_no_news_come() -> None:
+    cache = _cache()
+    cache.fill_page(cache.mark(), ROW, b"", Page([(b"a", b"1"), (b"b", b"1")], None), False)
+    cache.fill_page(cache.mark(), ROW, b"", Page([(b"a", b"1")], None), False)
+    assert cache.get(ROW, b"b", False) is None
+
+
+def test_the_promise_begins_a_row_anew_in_a_read_of_many() -> None:
+    """Regression: a row complete without the promise stayed so when a listing brought a few fields
+    of it with the promise."""
+    cache = _cache()
+    cache.settle(cache.mark(), [ROW], [], False)
+    cache.fill_rows(cache.mark(), {ROW: {FIELD: b"1"}}, True)
+    assert cache.get(ROW, FIELD, True) == b"1"
     assert cache.get(ROW, NUMBER, True) is MISSING
 
 
