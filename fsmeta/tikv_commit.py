@@ -114,6 +114,8 @@ class Committer:
         taken = set(self._busy)  # by those under way, and those who were here before and must wait
         left: list[_Job] = []
         for job in self._waiting:
+            if job.done.done():
+                continue  # nobody waits any more
             if not taken.isdisjoint(job.touched):
                 taken |= job.touched
                 left.append(job)

@@ -329,7 +329,7 @@ def _connector() -> Callable[[list[str]], Awaitable[Any]]:
         from tikv_client.tikv_client import TransactionClient
     except ImportError as error:
         raise ConfigError(
-            "tikv:// needs the package tikv-client, which exists for CPython 3.11 only:"
+            "tikv:// needs the package tikv-client, which exists for CPython 3.11 on x86-64 only:"
             " pip install 'slicefs[tikv]'"
         ) from error
     connect: Callable[[list[str]], Awaitable[Any]] = TransactionClient.connect

@@ -28,7 +28,7 @@ _GO_PLACES = ("/usr/local/go/bin", "/usr/lib/go/bin")
 def why_not() -> str:
     """What is missing to run it; "" where nothing is."""
     if importlib.util.find_spec("tikv_client") is None:
-        return "needs the package tikv-client, which exists for CPython 3.11 only"
+        return "needs the package tikv-client, which exists for CPython 3.11 on x86-64 only"
     if not _binary().exists() and _go() is None:
         return "needs Go to build tests/tikvsim: install 1.23.6 or later"
     return ""
