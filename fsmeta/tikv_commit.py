@@ -248,21 +248,27 @@ class Committer:
         """Hand everything to the package, which keeps it until the commit."""
         first = image.first()
         if first is not None:  # what comes first is what is committed first
-            await self._put(transaction, first, changes[first])
+            await self._hand_over(transaction, {first: changes[first]})
         locks = [self._space.key(*key) for key in image.locks()]
-        work = [
-            self._put(transaction, key, value) for key, value in changes.items() if key != first
-        ]
-        if locks:
-            work.append(self._link.ask(lambda: transaction.inner.lock_keys(locks), trips=0))
-        await asyncio.gather(*work)
+        rest = {key: value for key, value in changes.items() if key != first}
+        await self._hand_over(transaction, rest, locks)
 
-    async def _put(self, transaction: Transaction, key: Key, value: bytes | None) -> None:
-        where = self._space.key(*key)
-        if value is None:
-            await self._link.ask(lambda: transaction.inner.delete(where), trips=0)
-        else:
-            await self._link.ask(lambda: transaction.inner.put(where, value), trips=0)
+    async def _hand_over(
+        self,
+        transaction: Transaction,
+        changes: dict[Key, bytes | None],
+        locks: Sequence[bytes] = (),
+    ) -> None:
+        inner = transaction.inner
+        places = [(self._space.key(*key), value) for key, value in changes.items()]
+
+        def start() -> asyncio.Future[list[None]]:
+            work = [inner.delete(p) if v is None else inner.put(p, v) for p, v in places]
+            if locks:
+                work.append(inner.lock_keys(list(locks)))
+            return asyncio.gather(*work)
+
+        await self._link.ask(start, trips=0)
 
     async def _shorten(self, jobs: list[_Job], found: _TooLong) -> None:
         """Delete part of a row that is too long for one transaction, if its job would pass."""
@@ -275,8 +281,7 @@ class Committer:
             return
         transaction = await self._link.begin()
         try:
-            work = [self._put(transaction, (found.row, field), None) for field in found.fields]
-            await asyncio.gather(*work)
+            await self._hand_over(transaction, {(found.row, f): None for f in found.fields})
         except BaseException:
             await self._link.abandon(transaction)
             raise

@@ -62,7 +62,7 @@ def test_a_huge_row_comes_in_pages(engine: Engine) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("engine", ["sqlite", "redis", "tikv"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "redis"], indirect=True)
 def test_a_row_of_a_million(engine: Engine) -> None:
     store = engine.open()
     _fill(store, ROW, FIELDS_SOAK)

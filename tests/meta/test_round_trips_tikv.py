@@ -122,3 +122,34 @@ def test_rmdir(client: Client) -> None:
     asked = client.requests(lambda: client.meta.rmdir(KERNEL, client.dir, b"sub"))
     assert asked.pop("KvScan") <= 3
     assert asked == COMMIT
+
+
+REPLICATION_MS = 20  # what a cluster takes to agree on a write, only more
+
+
+def test_nothing_waits_for_what_is_still_being_committed(
+    client: Client, tikv_server: TikvServer
+) -> None:
+    """The other keys of a commit are locked for a moment after its answer: reading one takes three
+    waits more. The next create in the directory, and the next commit of the worker, read none.
+    """
+    inos = [client.create(b"warm%d" % n) for n in range(2)]  # their directory is known, and ids
+    for method in ("KvPrewrite", "KvCommit"):
+        tikv_server.fault(method, "delay", millis=REPLICATION_MS)
+
+    def work() -> None:
+        for n in range(5):
+            with pytest.raises(FileNotFoundError):
+                client.meta.lookup(KERNEL, client.dir, b"n%d" % n)
+            inos.append(client.create(b"n%d" % n))
+
+    creates = client.requests(work)
+    assert creates["KvBatchGet"] == 2 * 5  # the look-up, and what the create relies on
+    assert creates["KvPrewrite"] == 5
+
+    def write() -> None:
+        for ino in inos:
+            client._write(ino)
+
+    writes = client.requests(write)
+    assert (writes["KvBatchGet"], writes["KvPrewrite"]) == (len(inos), len(inos))

@@ -398,6 +398,7 @@ def test_a_row_in_many_regions(engine: Engine, store: Store, tikv_server: TikvSe
 MEMORY_BYTES = 24 << 20  # of Python's objects, whatever the row's size
 
 
+@pytest.mark.timeout(3600)  # a million fields take half an hour
 def test_a_large_row_in_bounded_memory(engine: Engine, pytestconfig: pytest.Config) -> None:
     """Listed in pages and deleted in steps; a million fields with --soak."""
     store, count = engine.open(), 1_000_000 if pytestconfig.getoption("--soak") else 12_000
