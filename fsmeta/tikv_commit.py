@@ -179,12 +179,10 @@ class Committer:
 
         Raises: WriteConflict where others were faster, else as `TikvLink.commit`.
         """
-        self._part += 1
+        part = self._part = self._part + 1
         transaction = await self._link.begin()
         try:
-            image = await self._load(
-                transaction.inner, Plan(commits, self._part, self._blind(commits))
-            )
+            image = await self._load(transaction.inner, Plan(commits, part, self._blind(commits)))
             refused = image.judge()
             changes = image.changes()
             if changes:

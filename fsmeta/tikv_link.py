@@ -41,7 +41,7 @@ LOCKS_EXPIRE_S: Final = 25.0  # those of a client that died: 20 s at most, and f
 CLOSE_TIMEOUT_S: Final = 1.0
 _LEAVE_S: Final = 0.005  # a hundred times what it takes
 SCAN_MAX: Final = 2000  # keys a scan; the server reserves room for as many as it is asked for
-GET_MAX: Final = 1000  # keys a request: about 100 kB
+GET_MAX: Final = 2000  # keys a request: about 200 kB, a page of a listing with its attributes
 
 
 class Transaction:
@@ -91,8 +91,6 @@ _PLACE: Final = re.compile(r"^\[/[^]]*\]: ")  # in the package's own source
 
 def translate(error: Exception) -> StoreError:
     """What an exception of the package, or a timeout, means."""
-    if isinstance(error, StoreError):
-        return error
     if isinstance(error, TimeoutError):
         return Unavailable("tikv: no answer in time")
     text = str(error)
@@ -142,7 +140,7 @@ class TikvLink:
         while True:
             try:
                 return self.call(read())
-            except Locked:  # found out after two seconds, so there is no hurry to be avoided
+            except Locked:  # the package has paused for two seconds: that will do
                 if self._runtime.monotonic() > give_up:
                     raise
             except Ambiguous as error:  # closed: nothing was changed
@@ -208,7 +206,9 @@ class TikvLink:
         try:
             async with asyncio.timeout(timeout_s):
                 return await start()
-        except Exception as error:  # the package knows no other type
+        except Exception as error:  # the package has no type of its own
+            if type(error) not in (Exception, TimeoutError) and not _is_panic(error):
+                raise  # a mistake of ours
             meaning = translate(error)
             if isinstance(meaning, Dead):
                 self._client = None
@@ -316,6 +316,11 @@ class TikvLink:
             await self.ask(transaction.inner.rollback, trips=0, timeout_s=ROLLBACK_TIMEOUT_S)
         finally:
             transaction.inner = None
+
+
+def _is_panic(error: Exception) -> bool:
+    """Whether something in the package has gone wrong, which then has ended that request."""
+    return type(error).__name__ == "RustPanic"
 
 
 def _is_delivery(frame: FrameType) -> bool:

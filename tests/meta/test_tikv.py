@@ -19,7 +19,7 @@ from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Commit, Store
 from fsmeta.store_tikv import TikvStore, parse_url
 from fsmeta.tikv_keys import KeySpace
 from fsmeta.types import ROOT_CALLER as ROOT
-from fsmeta.types import ROOT_INO, Usage
+from fsmeta.types import ROOT_INO, Ino, Usage
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, Engine, add, change, dump, transactor, wait_until
 from tests.meta.victim import ONE, TWO
@@ -160,6 +160,27 @@ def test_creates_of_one_client_share_transactions(engine: Engine, tikv_server: T
     assert meta.transactor.counters.conflicts == 0
     assert tikv_server.counts()["KvPrewrite"] - before < names * threads / 2
     assert len(meta.names(directory)[0]) == names * (threads + 1)
+
+
+def test_creates_in_directories_of_their_own_do_not_meet(
+    engine: Engine, tikv_server: TikvServer
+) -> None:
+    """Regression: transactions under way at once took the same part of the volume's usage."""
+    meta, names, threads = engine.meta(), 20, 6
+    directories = [meta.create(ROOT, ROOT_INO, b"%d" % n, 0o40777).ino for n in range(threads)]
+
+    def work(directory: int, turn: int) -> None:
+        for n in range(names):
+            meta.create(ROOT, Ino(directory), b"%d.%d" % (turn, n), 0o100644)
+
+    for turn in range(2):  # in the first one new workers meet at their session, once each
+        before = tikv_server.counts()
+        with ThreadPoolExecutor(threads) as pool:
+            for done in [pool.submit(work, directory, turn) for directory in directories]:
+                done.result()
+        after = tikv_server.counts()
+    assert after["KvPrewrite"] - before["KvPrewrite"] == names * threads
+    assert after.get("KvBatchRollback", 0) == before.get("KvBatchRollback", 0)
 
 
 def test_one_refusal_does_not_spoil_the_others(store: Store, tikv_server: TikvServer) -> None:
