@@ -244,9 +244,8 @@ class Committer:
         self, transaction: Transaction, image: Image, changes: dict[Key, bytes | None]
     ) -> None:
         """Hand everything to the package, which keeps it until the commit."""
-        first = image.first()
-        if first is not None:  # what comes first is what is committed first
-            await self._hand_over(transaction, {first: changes[first]})
+        first = image.first() or next(iter(changes))
+        await self._hand_over(transaction, {first: changes[first]})  # is then committed first
         locks = [self._space.key(*key) for key in image.locks()]
         rest = {key: value for key, value in changes.items() if key != first}
         await self._hand_over(transaction, rest, locks)

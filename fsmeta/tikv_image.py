@@ -190,9 +190,10 @@ class Image:
     # --- what comes of it ------------------------------------------------------------------------
 
     def first(self) -> Key | None:
-        """The key that is committed first: the others may still be locked for a moment afterwards.
+        """The key that should be committed first; None where any will do.
 
-        So it is the one that the next commit will most likely want: a directory's times.
+        The others may still be locked for a moment afterwards. So it is the one that the next
+        commit will most likely want: a directory's times.
         """
         return self._first if self._first in self._changes else None
 

@@ -5,6 +5,7 @@ The kernel has looked up the names beforehand, as in `test_round_trips`; parents
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from fsmeta.engine import Meta
 from fsmeta.ops.rename import Place
 from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr, Slice
-from tests.meta.engines import Engine, wait_until
+from tests.meta.engines import Engine
 from tests.tikv_server import TikvServer
 
 pytestmark = pytest.mark.parametrize("engine", ["tikv"], indirect=True)
@@ -24,6 +25,7 @@ READ = {"Tso": 1, "KvBatchGet": 1}
 # one that commits the other keys, which nobody waits for
 COMMIT = {"Tso": 2, "KvBatchGet": 1, "KvPrewrite": 1, "KvCommit": 2}
 COMMIT_WAITS = 5
+QUIET_S = 0.1  # a request takes a hundredth of it
 
 
 class Client:
@@ -53,13 +55,13 @@ class Client:
         return {name: n - before.get(name, 0) for name, n in after.items() if n != before.get(name)}
 
     def _settled(self) -> dict[str, int]:
-        """The counts, once every commit has had its second request."""
-        wait_until(lambda: self._is_even(self._server.counts()))
-        return self._server.counts()
-
-    @staticmethod
-    def _is_even(counts: dict[str, int]) -> bool:
-        return counts["KvCommit"] % 2 == 0
+        """The counts, once nothing more comes behind the answers."""
+        counts = self._server.counts()
+        while True:
+            time.sleep(QUIET_S)
+            before, counts = counts, self._server.counts()
+            if before == counts:
+                return counts
 
 
 @pytest.fixture

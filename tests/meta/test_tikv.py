@@ -1,48 +1,28 @@
-"""What only TiKV can do to us: skewed reads, locks of the dead, doubt, clocks that stand still."""
+"""The TiKV engine among others: no skewed reads, shared transactions, counters in parts, size."""
 
 from __future__ import annotations
 
 import errno
-import random
-import subprocess
-import sys
 import threading
-import time
 import tracemalloc
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.errors import Ambiguous, Conflict, Fenced, StoreError, Unavailable
-from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Commit, Store
-from fsmeta.store_tikv import TikvStore, parse_url
-from fsmeta.tikv_keys import KeySpace
+from fsmeta.errors import Conflict, Fenced, StoreError
+from fsmeta.store import DELETE, DELETE_ROW, MERGE, PUT, Commit, Store
+from fsmeta.store_tikv import TikvStore
+from fsmeta.tikv_commit import Committer
 from fsmeta.types import ROOT_CALLER as ROOT
 from fsmeta.types import ROOT_INO, Ino, Usage
-from tests.conftest import assert_clean
-from tests.meta.engines import RUNTIME, Engine, add, change, dump, transactor, wait_until
-from tests.meta.victim import ONE, TWO
-from tests.meta.work import random_work
+from tests.meta.engines import RUNTIME, Engine, add, change, dump, wait_until
+from tests.meta.sessions import FENCE, A, B, fenced, outcome_of, put
 from tests.tikv_server import TikvServer
 
 pytestmark = pytest.mark.parametrize("engine", ["tikv"], indirect=True)
-A, B = b"tA", b"tB"
-FENCE, WORKER = b"tfence", b"w\0\1"
 BOTH_MS = 150  # by then the other has begun, too
-LOCKS_EXPIRE_S = 25.0  # those of a dead client, and the requests that find it out
-TRIES = 11  # of the package, for a request that gets no answer
-IN_TIME_S = 8.0  # one request is given up after 5 s
-
-
-def _put(store: Store, row: bytes, **fields: bytes) -> None:
-    store.commit(change(*((PUT, row, name.encode(), value) for name, value in fields.items())))
-
-
-def _outcome(work: Future[None]) -> str:
-    error = work.exception()
-    assert error is None or isinstance(error, StoreError)
-    return "applied" if error is None else type(error).__name__
+LATE_MS = 1000  # by then others have done all they want
 
 
 def _at_once(server: TikvServer, *works: tuple[Store, Commit]) -> list[str]:
@@ -50,19 +30,17 @@ def _at_once(server: TikvServer, *works: tuple[Store, Commit]) -> list[str]:
     server.fault("KvPrewrite", "delay", count=len(works), millis=BOTH_MS)
     with ThreadPoolExecutor(len(works)) as pool:
         futures = [pool.submit(store.commit, commit) for store, commit in works]
-    return sorted(_outcome(future) for future in futures)
+    return sorted(outcome_of(future) for future in futures)
 
 
-def _fenced(row: bytes, text: bytes, sequence: int, worker: bytes = WORKER) -> Commit:
-    """A commit of a session, which would show if it were applied twice."""
-    grow = (APPEND, row, b"log", text)
-    return change(grow, add(row, b"n", 1), fence=FENCE, worker=worker, sequence=sequence)
+def _has_waiting(committer: Committer, count: int) -> bool:
+    return len(committer._waiting) == count
 
 
 @pytest.fixture
 def store(engine: Engine) -> Store:
     opened = engine.open()
-    _put(opened, FENCE, a=b"1")
+    put(opened, FENCE, a=b"1")
     return opened
 
 
@@ -71,8 +49,8 @@ def store(engine: Engine) -> Store:
 
 def test_reads_are_not_skewed(engine: Engine, store: Store, tikv_server: TikvServer) -> None:
     """Each relies on what the other changes: both together are what neither would have allowed."""
-    _put(store, A, x=b"1")
-    _put(store, B, x=b"1")
+    put(store, A, x=b"1")
+    put(store, B, x=b"1")
     one = change((PUT, A, b"x", b"0"), checks=[(B, b"x", b"1")])
     two = change((PUT, B, b"x", b"0"), checks=[(A, b"x", b"1")])
     outcomes = _at_once(tikv_server, (store, one), (engine.open(), two))
@@ -93,7 +71,7 @@ def test_what_only_one_relies_on_is_not_skewed(
 ) -> None:
     """One deletes what the other has only checked: a directory, and a name made in it."""
     for _ in range(5):
-        _put(store, A, a=b"1")
+        put(store, A, a=b"1")
         create = change((PUT, B, b"name", b"1"), checks=[(A, b"a", b"1")])
         rmdir = change((DELETE_ROW, A), checks=[(A, b"a", b"1")], empties=[B])
         outcomes = _at_once(tikv_server, (store, create), (engine.open(), rmdir))
@@ -109,11 +87,11 @@ def test_a_session_that_ends_meets_its_commits(
     """A commit that began while the session lived is not applied after its end."""
     other = engine.open()
     if is_known:
-        store.commit(_fenced(A, b"0", 1))
+        store.commit(fenced(A, b"0", 1))
     before, written = dump(store, A), tikv_server.counts()["KvPrewrite"]
-    tikv_server.fault("KvPrewrite", "delay", count=1, millis=2 * BOTH_MS)
+    tikv_server.fault("KvPrewrite", "delay", count=1, millis=LATE_MS)
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(store.commit, _fenced(A, b"late", 2))
+        late = pool.submit(store.commit, fenced(A, b"late", 2))
         wait_until(lambda: tikv_server.counts()["KvPrewrite"] > written)
         other.commit(change((DELETE_ROW, FENCE)))
         with pytest.raises(Fenced):
@@ -124,7 +102,7 @@ def test_a_session_that_ends_meets_its_commits(
 
 def test_clients_at_once_lose_no_update(engine: Engine, store: Store) -> None:
     """Merges of one field by many clients: tried again until they are in."""
-    _put(store, A, x=b"\0\0\0\0")
+    put(store, A, x=b"\0\0\0\0")
     stores = [engine.open() for _ in range(4)]
 
     def work(mine: Store) -> None:
@@ -185,21 +163,23 @@ def test_creates_in_directories_of_their_own_do_not_meet(
 
 def test_one_refusal_does_not_spoil_the_others(store: Store, tikv_server: TikvServer) -> None:
     """Commits that share a transaction are judged one by one, each after the one before it."""
-    _put(store, A, x=b"0")
+    put(store, A, x=b"0")
     first = change((PUT, A, b"first", b"1"))
     steps = [change((PUT, A, b"x", b"%d" % (n + 1)), checks=[(A, b"x", b"%d" % n)]) for n in (0, 1)]
     wrong = change((PUT, A, b"wrong", b"1"), checks=[(A, b"x", b"7")])
     limited = change((PUT, A, b"limited", b"1"), add(A, b"n", 9, 5, "ENOSPC"))
     full = change((PUT, A, b"full", b"1"), empties=[A])
     before = tikv_server.counts()["KvPrewrite"]
-    tikv_server.fault("KvPrewrite", "delay", count=1, millis=2 * BOTH_MS)
+    tikv_server.fault("KvPrewrite", "delay", count=1, millis=LATE_MS)
+    assert isinstance(store, TikvStore)
+    committer = store._committer
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(store.commit, first)]
         wait_until(lambda: tikv_server.counts()["KvPrewrite"] > before)
-        for commit in (steps[0], wrong, limited, full, steps[1]):
+        for n, commit in enumerate((steps[0], wrong, limited, full, steps[1]), 1):
             futures.append(pool.submit(store.commit, commit))
-            time.sleep(0.01)
-    outcomes = [_outcome(future) for future in futures]
+            wait_until(partial(_has_waiting, committer, n))
+    outcomes = [outcome_of(future) for future in futures]
     expected = ["applied", "applied", "Conflict", "LimitExceeded", "NotEmpty", "applied"]
     assert outcomes == expected
     assert tikv_server.counts()["KvPrewrite"] - before == 2
@@ -239,179 +219,12 @@ def test_a_sum_that_is_relied_on_is_not_skewed(
 ) -> None:
     for _ in range(3):  # some parts
         store.commit(change(add(b"U", b"space", 1)))
-    one = change((PUT, A, b"x", b"1"), checks=[(b"U", b"space", b"3"), (B, b"x", None)])
-    two = change(add(b"U", b"space", 5, 8, "ENOSPC"), (PUT, B, b"x", b"1"))
+    one = change((PUT, A, b"x", b"1"), checks=[(b"U", b"space", b"3")])
+    moved = add(b"U", b"space", 5, 8, "ENOSPC")
+    two = change(moved, (PUT, B, b"x", b"1"), checks=[(A, b"x", None)])
     outcomes = _at_once(tikv_server, (store, one), (engine.open(), two))
-    assert outcomes == ["Conflict", "applied"] or store.read([(b"U", b"space")]) == [b"8"]
+    assert outcomes == ["Conflict", "applied"]
     store.commit(change((DELETE, b"U", b"space")))
-
-
-# --- what gets lost ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arrives", ["after", "before"])
-def test_a_lost_answer_is_found_out(store: Store, tikv_server: TikvServer, arrives: str) -> None:
-    """All answers to the second phase are lost; undoing it tells whether there is anything to."""
-    tikv_server.fault("KvCommit", arrives)
-    with ThreadPoolExecutor(1) as pool:
-        outcome = _outcome(pool.submit(store.commit, _fenced(A, b"a", 1)))
-    assert outcome == ("applied" if arrives == "after" else "Unavailable")
-    tikv_server.heal()
-    store.commit(_fenced(A, b"a", 1))
-    assert store.read_rows([A]) == [{b"log": b"a", b"n": b"1"}]
-
-
-@pytest.mark.parametrize("arrives", ["after", "before"])
-def test_what_stays_in_doubt_counts_once(
-    engine: Engine, store: Store, tikv_server: TikvServer, arrives: str
-) -> None:
-    store.commit(_fenced(A, b"a", 1))
-    tikv_server.fault("KvCommit", arrives)
-    tikv_server.fault("KvBatchRollback", "before")
-    with pytest.raises(Ambiguous):
-        store.commit(_fenced(A, b"b", 2))
-    tikv_server.heal()
-    for sender in (store, store, engine.open()):
-        sender.commit(_fenced(A, b"b", 2))
-        assert store.read_rows([A]) == [{b"log": b"ab", b"n": b"2"}]
-
-
-def test_the_retry_loop_settles_doubt(engine: Engine, tikv_server: TikvServer) -> None:
-    """A verb whose answers are lost works all the same, once."""
-    meta = engine.meta()
-    tikv_server.fault("KvCommit", "after", count=TRIES)
-    tikv_server.fault("KvBatchRollback", "before", count=TRIES)
-    meta.create(ROOT, ROOT_INO, b"name", 0o100644)
-    assert meta.transactor.counters.repeats == 1
-    assert meta.statfs().inodes_used == 2
-
-
-@pytest.mark.parametrize(
-    ("method", "kind", "count"),
-    [
-        ("KvBatchGet", "before", TRIES + 1),
-        ("KvBatchGet", "busy", 4),
-        ("KvScan", "busy", 4),
-        ("KvPrewrite", "before", TRIES + 1),
-        ("KvPrewrite", "after", TRIES + 1),
-        ("KvPrewrite", "busy", 4),
-        ("KvPrewrite", "leader", TRIES + 1),
-        ("KvCommit", "busy", 4),
-        ("KvCommit", "leader", TRIES + 1),
-        ("Tso", "before", 3),
-    ],
-)
-def test_a_verb_outlasts(
-    engine: Engine, tikv_server: TikvServer, method: str, kind: str, count: int
-) -> None:
-    """Trouble that ends within the retry loop's time is not seen above it."""
-    meta = engine.meta()
-    for n in range(2):
-        tikv_server.fault(method, kind, count=count, skip=n)
-        meta.create(ROOT, ROOT_INO, b"n%d" % n, 0o100644)
-        tikv_server.heal()
-    assert meta.transactor.counters.unavailable
-    assert meta.statfs().inodes_used == 3
-    assert len(meta.names(ROOT_INO)[0]) == 2
-
-
-def test_a_dead_clients_locks_are_passed(
-    engine: Engine, store: Store, tikv_server: TikvServer
-) -> None:
-    """Killed between the two phases: what it has locked is free again once its time is over."""
-    command = [sys.executable, "-m", "tests.meta.victim", engine.url]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as victim:
-        assert victim.stdin is not None
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "ready\n"
-        before = tikv_server.counts().get("KvCommit", 0)
-        tikv_server.fault("KvCommit", "freeze")
-        victim.stdin.write("go\n")
-        victim.stdin.flush()
-        wait_until(lambda: tikv_server.counts()["KvCommit"] > before)
-        victim.kill()
-    tikv_server.heal()
-    run = transactor(store, deadline_s=LOCKS_EXPIRE_S)
-    found = run.view(lambda txn: txn.get_many([(ONE, b"x"), (TWO, b"x")]))
-    assert found in ([None, None], [b"victim", b"victim"])
-    run.run(lambda txn: txn.put(TWO, b"x", b"mine"))
-    run.run(lambda txn: txn.put(ONE, b"x", b"mine"))
-    assert store.read([(ONE, b"x"), (TWO, b"x")]) == [b"mine", b"mine"]
-
-
-@pytest.mark.parametrize("method", ["Tso", "KvBatchGet"])
-def test_no_answer_is_waited_for_without_end(
-    store: Store, tikv_server: TikvServer, method: str
-) -> None:
-    tikv_server.fault(method, "freeze")
-    begin = time.monotonic()
-    with pytest.raises(Unavailable, match="in time"):
-        store.read([(A, b"x"), (B, b"x")])
-    with pytest.raises(Unavailable, match="in time"):
-        store.commit(_fenced(A, b"a", 1))
-    assert time.monotonic() - begin < 2 * IN_TIME_S
-    tikv_server.heal()
-    store.commit(_fenced(A, b"a", 1))
-    assert store.read([(A, b"log")]) == [b"a"]
-
-
-def test_closing_does_not_wait(engine: Engine, store: Store, tikv_server: TikvServer) -> None:
-    """Whoever waits is told that it is not known what became of it."""
-    before = tikv_server.counts()["KvCommit"]
-    tikv_server.fault("KvCommit", "freeze")
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(store.commit, _fenced(A, b"a", 1))
-        wait_until(lambda: tikv_server.counts()["KvCommit"] > before)
-        begin = time.monotonic()
-        store.close()
-        assert time.monotonic() - begin < IN_TIME_S
-        assert _outcome(waiting) == "Ambiguous"
-    tikv_server.heal()
-    other = transactor(engine.open(), deadline_s=LOCKS_EXPIRE_S)
-    assert other.view(lambda txn: txn.get(A, b"log")) in (None, b"a")
-
-
-# --- regions -------------------------------------------------------------------------------------
-
-
-def test_regions_split_and_move_under_work(engine: Engine, tikv_server: TikvServer) -> None:
-    """Rows torn apart, and led by another store from one moment to the next."""
-    metas = [engine.meta() for _ in range(2)]
-    space = KeySpace(parse_url(engine.url)[1])
-    works = [
-        threading.Thread(target=random_work, args=(meta, random.Random(seed), 60))
-        for seed, meta in enumerate(metas)
-    ]
-    for work in works:
-        work.start()
-    root, inode = schema.dir_row(ROOT_INO), schema.inode_row
-    cuts = [space.key(root, b"n5"), space.key(inode(ROOT_INO), b"v"), space.begin(inode(10))]
-    for cut in (*cuts, space.begin(schema.USAGE), space.begin(root), space.key(inode(4), b"c")):
-        tikv_server.split(cut)
-        time.sleep(0.02)
-        tikv_server.move_leaders()
-        time.sleep(0.02)
-    for work in works:
-        work.join()
-    assert_clean(engine.first)
-
-
-def test_a_row_in_many_regions(engine: Engine, store: Store, tikv_server: TikvServer) -> None:
-    space = KeySpace(parse_url(engine.url)[1])
-    names = [b"%03d" % n for n in range(300)]
-    store.commit(change(*((PUT, A, name, name) for name in names)))
-    for name in names[::50]:
-        tikv_server.split(space.key(A, name))
-    tikv_server.move_leaders()
-    assert store.read_rows([A, B]) == [{name: name for name in names}, {}]
-    page = store.scan(A, limit=120)
-    assert [name for name, _ in page.items] == names[:120]
-    assert store.read([(A, name) for name in names]) == list(names)
-    assert A in store.scan_rows(b"t").rows
-    store.commit(change((DELETE_ROW, A), (PUT, B, b"x", b"1"), checks=[(A, b"299", b"299")]))
-    assert store.read_rows([A, B]) == [{}, {b"x": b"1"}]
 
 
 # --- size ----------------------------------------------------------------------------------------
@@ -489,7 +302,7 @@ def test_volumes_of_one_cluster_do_not_meet(engine: Engine) -> None:
     before = dump(engine.first)
     for n, each in enumerate(others):
         assert dump(each) == {}
-        _put(each, A, x=b"%d" % n)
+        put(each, A, x=b"%d" % n)
     assert [dump(each) for each in others] == [{A: {b"x": b"%d" % n}} for n in range(3)]
     assert dump(engine.first) == before
     for each in others:
