@@ -215,10 +215,22 @@ class Coherence:
                 stale, self._stale = self._stale, set()
             while again and again[0][0] <= self._runtime.monotonic():
                 self._tell(again.popleft()[1])
-            notices = _Notices([lease for rows in batch for lease in self._take(rows)], stale)
+            notices = _Notices([lease for rows in batch for lease in self._end(rows)], stale)
             if any(notices):
                 self._tell(notices)
                 again.append((self._runtime.monotonic() + AGAIN_AFTER_S, notices))
+
+    def _end(self, rows: Sequence[bytes] | None) -> list[tuple[Ino, bytes | None]]:
+        """The leases that `rows` end and that the kernel has yet to be told of.
+
+        All names go in one step where it can do that. They need no second notification: the kernel
+        tells by when it asked whether an answer on its way is one of those.
+        """
+        taken = self._take(rows)
+        if rows is None and self._notifier is not None and self._notifier.inval_all():
+            self.notifications += 1
+            return [lease for lease in taken if lease[1] is None]
+        return taken
 
     def _tell(self, notices: _Notices) -> None:
         assert self._notifier is not None

@@ -8,6 +8,8 @@ most commands take to run.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -15,9 +17,10 @@ from fsdata.codec import Codec
 from fsdata.obj_file import FileObjects
 from fsdata.obj_mem import MemObjects
 from fsdata.objects import ObjectStore
-from fsmeta.errors import ConfigError, ObjectMissing, StoreError
+from fsmeta.errors import ConfigError, NoVolume, ObjectMissing, StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.store import Store
+from fsmeta.urls import TLS_FILES, shown_url
 from fsmeta.volume import VolumeFormat
 
 STORAGES: Final = ("file", "mem")
@@ -28,8 +31,7 @@ _REDIS: Final = ("redis", "rediss", "unix")
 _TIKV: Final = "tikv"
 _SQLITE: Final = ("sqlite", "sqlite3")
 _SERVER_WORDS: Final = ("db", "username", "password")  # `?name=value` of a server's URL
-_TLS_FILES: Final = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_ca_path")
-_TLS_WORDS: Final = (*_TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname", "ssl_password")
+_TLS_WORDS: Final = (*TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname", "ssl_password")
 _CERT_REQS: Final = ("none", "optional", "required")
 
 
@@ -94,20 +96,21 @@ def _check_parameter(url: str, scheme: str, name: str, value: str) -> None:
         raise ConfigError(f"{shown_url(url)}: write the database as redis://HOST:PORT/DB")
     if name == "ssl_cert_reqs" and value not in _CERT_REQS:
         raise ConfigError(f"{shown_url(url)}: {name}: use one of {', '.join(_CERT_REQS)}")
-    if name in _TLS_FILES and not os.path.exists(value):
+    if name in TLS_FILES and not os.path.exists(value):
         raise ConfigError(f"{shown_url(url)}: {name}: {value} does not exist")
 
 
-def shown_url(url: str) -> str:
-    """A metadata URL that can be used again and shown to anyone: without its password."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return url.rpartition("@")[2]
-    place, _, query = rest.partition("?")
-    if "@" in query:  # a raw `?` in a password, or a raw `@` in a parameter: who could tell?
-        return f"{scheme}{separator}"
-    words = [word for word in query.split("&") if word.startswith("db=")]
-    return f"{scheme}{separator}{place.rpartition('@')[2]}{'?' if words else ''}{'&'.join(words)}"
+@contextmanager
+def naming(url: str) -> Iterator[None]:
+    """Say where there is no volume. Raises: ConfigError."""
+    try:
+        yield
+    except NoVolume as error:
+        shown = shown_url(url)
+        raise ConfigError(
+            f"there is no volume in {shown}: make one with "
+            f"`slicefs format {shown} NAME --bucket DIR`, or correct the URL"
+        ) from error
 
 
 def sqlite_file(url: str) -> str | None:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Final, NamedTuple
 
 from fsclient.client import Client, ClientOptions
-from fsclient.config import open_store, require_apart, require_writable
+from fsclient.config import naming, open_store, require_apart, require_writable
 from fsclient.daemon import open_log
 from fsclient.fuse import mount as kernel
 from fsclient.fuse.idle import IdlePolling
@@ -31,6 +31,7 @@ from fsmeta.transact import DEADLINE_S
 
 log = logging.getLogger(__name__)
 
+LEAVE_S: Final = 3.0  # how long the kernel may take to let a client go that is unmounted
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
@@ -70,7 +71,8 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
     idle = IdlePolling(runtime, request.idle_poll)
     store = open_store(request.meta, runtime)
     try:
-        client = Client(store, runtime, options)
+        with naming(request.meta):
+            client = Client(store, runtime, options)
         if not is_read_only(request.options):
             require_writable(client.meta.format)
         if kernel.find_mount(request.mountpoint) is None:  # else `mount` refuses, and asks nobody
@@ -144,17 +146,25 @@ def _fail_on_signal() -> None:
 
 
 def _end_on_signal(session: Session, mountpoint: str, runtime: Runtime) -> None:
-    """The signals that end programs unmount; a mount in use is detached when nobody is served."""
+    """The signals that end programs unmount; a mount in use is detached when nobody is served.
+
+    What others hold of it in mount namespaces of their own is left without a client.
+    """
     ending = False
+    info = kernel.find_mount(mountpoint)
 
     def end() -> None:
         try:
-            kernel.umount(mountpoint)
+            if kernel.find_mount(mountpoint) == info:
+                kernel.umount(mountpoint)
         except ConfigError as error:
             log.warning("%s; detaching it", error)
             session.stop()
             session.wait()  # its workers are woken through the mount, so detaching comes after
             _detach(mountpoint)
+            return
+        if info is not None and not session.wait(LEAVE_S):
+            _leave_holder(session, info)
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         nonlocal ending
@@ -165,6 +175,14 @@ def _end_on_signal(session: Session, mountpoint: str, runtime: Runtime) -> None:
 
     for number in _ENDING:
         signal.signal(number, on_signal)
+
+
+def _leave_holder(session: Session, info: kernel.MountInfo) -> None:
+    """End though the mount, gone from here, is still elsewhere."""
+    for holder in kernel.find_holders(info).values():
+        log.warning("unmounted, but %s; it is left without a client", holder)
+        session.stop(holder.path)
+        return
 
 
 def _detach(mountpoint: str) -> None:

@@ -8,7 +8,9 @@ from typing import Final
 from fsmeta.errors import ConfigError
 
 SIZE_MAX: Final = (1 << 63) - 1  # what a signed 64-bit counter of the metadata holds
-_SIZE: Final = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*([KMGTPE]?)(i?)B?", re.IGNORECASE)
+_SIZE: Final = re.compile(
+    r"(\d{1,30}(?:\.\d{1,30})?)\s*([KMGTPE]?)(i?)B?", re.IGNORECASE | re.ASCII
+)
 _POWERS: Final = {unit: power for power, unit in enumerate(("", "K", "M", "G", "T", "P", "E"))}
 
 

@@ -10,13 +10,13 @@ Threading: any method from any thread.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from collections.abc import Sequence
 from typing import Final
 
 from fsclient.coherence import Coherence
+from fsclient.describe import describe, page_of
 from fsclient.file_io import DataSide, FileIO
 from fsclient.filesystem import Buffer, Entry, FileSystem, Opened, Stat
 from fsclient.open_files import DirHandle, OpenFile, OpenFiles
@@ -27,7 +27,6 @@ from fsmeta.errors import Corrupt
 from fsmeta.ops.rename import Place
 from fsmeta.runtime import Runtime
 from fsmeta.types import (
-    CHUNK_BYTES,
     ROOT_CALLER,
     ROOT_INO,
     Attr,
@@ -40,9 +39,6 @@ from fsmeta.types import (
 )
 
 REMOVED_MAX: Final = 10_000  # inodes without names that the kernel has not forgotten; about 4 MB
-
-INFO_XATTR: Final = b"user.slicefs.info"  # answers `slicefs info`; not stored, not listed
-INFO_CHUNKS_MAX: Final = 64  # what fits in an xattr value of 64 KiB when chunks are tidy
 
 
 class VFS:
@@ -206,19 +202,10 @@ class VFS:
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         if self._virtual.owns(ino):
             raise OSError(errno.ENODATA, "a virtual file has no attributes")
-        if name == INFO_XATTR:
-            return self._describe(caller, ino)
+        page = page_of(name)
+        if page is not None:
+            return describe(self._meta, self._meta.getattr(caller, ino), page)
         return self._meta.getxattr(caller, ino, name)
-
-    def _describe(self, caller: Caller, ino: Ino) -> bytes:
-        """Where an inode's data is, as JSON: what `slicefs info` shows."""
-        attr = self._meta.getattr(caller, ino)
-        chunks = []
-        for index in range(min(-(-attr.size // CHUNK_BYTES), INFO_CHUNKS_MAX)):
-            slices = self._meta.read_chunk(ino, index)
-            chunks.append({"index": index, "slices": [each._asdict() for each in slices]})
-        shown = {"ino": ino, "parent": attr.parent, "size": attr.size, "space": attr.space}
-        return json.dumps({**shown, "chunks": [] if attr.is_dir else chunks}).encode()
 
     def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]:
         return [] if self._virtual.owns(ino) else self._meta.listxattr(caller, ino)

@@ -11,7 +11,7 @@ for that fetch (single flight). No lock is held across store I/O.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -161,16 +161,25 @@ class BlockStore:
                 if found is not None:
                     return found
             # What one read takes as a whole the kernel's page cache has from then on.
-            view = self._fetch(key, length, keep=end - begin < length)[begin:end]
+            view = self._fetch(key, length, end - begin < length)[begin:end]
         if whole and end == length:
             self._cache.leave_behind(key)
         return view
 
-    def fetch(self, slice_id: SliceId, size: int, block: int) -> None:
-        """Bring a block into the memory cache, as read-ahead does. Raises: as `read`."""
+    def fetch(self, slice_id: SliceId, size: int, block: int, wanted: Callable[[], bool]) -> None:
+        """Bring a block into the memory cache, as read-ahead does. Raises: as `read`.
+
+        `wanted` is asked when nobody else is fetching it: a reader that has come to the block
+        since, and did not leave it in the cache, would have it fetched a second time.
+        """
         key = (slice_id, block)
-        if not self._cache.has(key):
-            self._fetch(key, block_length(size, block, self.block_bytes), keep=True)
+        if self._cache.has(key):
+            return
+        with self._lock:
+            if key in self._flights or not wanted():
+                return
+            flight = self._flights[key] = _Flight()
+        self._fly(flight, key, block_length(size, block, self.block_bytes), keep=True)
 
     def _fetch(self, key: BlockKey, length: int, keep: bool) -> memoryview:
         """A whole block, fetched by one thread at a time; with `keep` it is cached."""
@@ -181,9 +190,15 @@ class BlockStore:
                 flight = self._flights[key] = _Flight()
             elif flight.landed is None:
                 flight.landed = self._runtime.event()
-        if not mine:
-            return _join(flight)
+        return self._fly(flight, key, length, keep) if mine else _join(flight)
+
+    def _fly(self, flight: _Flight, key: BlockKey, length: int, keep: bool) -> memoryview:
+        """Fetch a block, for this thread and whoever joins."""
         try:
+            if self._cache.has(key):  # another flight landed after the caller had looked
+                flight.result = self._cache.get(key, 0, length)
+                if flight.result is not None:
+                    return flight.result
             block = self._fetch_now(key, length)
             # A view before the cache owns the buffer, or it could be used again under us.
             flight.result = memoryview(block)

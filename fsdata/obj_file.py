@@ -71,7 +71,7 @@ class FileObjects:
                 os.rename(tmp, path)
         except OSError as error:
             _unlink(tmp)
-            raise _translate(error, key) from error
+            raise self._translate(error, key) from error
 
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         try:
@@ -82,7 +82,7 @@ class FileObjects:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise _translate(error, key) from error
+            raise self._translate(error, key) from error
 
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         try:
@@ -92,23 +92,24 @@ class FileObjects:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise _translate(error, key) from error
+            raise self._translate(error, key) from error
 
     def delete(self, key: str) -> None:
         try:
             os.unlink(self._path(key))
         except FileNotFoundError:
-            pass
+            self._require_root()
         except OSError as error:
-            raise _translate(error, key) from error
+            raise self._translate(error, key) from error
 
     def head(self, key: str) -> ObjectInfo | None:
         try:
             found = os.stat(self._path(key))
         except FileNotFoundError:
+            self._require_root()
             return None
         except OSError as error:
-            raise _translate(error, key) from error
+            raise self._translate(error, key) from error
         return ObjectInfo(key, found.st_size, found.st_mtime_ns)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -124,9 +125,10 @@ class FileObjects:
                     if not entry.name.startswith(".")
                 )
         except FileNotFoundError:
+            self._require_root()
             return
         except OSError as error:
-            raise _translate(error, folder) from error
+            raise self._translate(error, folder) from error
         for name in names:
             key = folder + name
             if name.endswith("/"):
@@ -162,7 +164,26 @@ class FileObjects:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise _translate(error, key) from error
+            raise self._translate(error, key) from error
+
+    def _require_root(self) -> None:
+        """Raises: Unavailable where nothing is found because all of it has gone.
+
+        Its mount point may still be there, so what was made with it is looked for.
+        """
+        if not os.path.isdir(f"{self._root}/{TMP_DIR}"):
+            raise Unavailable(
+                f"the object directory {self._root} has gone away: mount its disk again"
+            )
+
+    def _translate(self, error: OSError, key: str) -> Exception:
+        """What a caller of an object store should see. Raises: Unavailable."""
+        if isinstance(error, FileNotFoundError):
+            self._require_root()
+            return ObjectMissing(key)
+        if error.errno in (ENOSPC, EDQUOT):
+            return OSError(error.errno, error.strerror, key)
+        return Unavailable(f"{key}: {error}")
 
     def close(self) -> None:
         """No descriptor is kept."""
@@ -185,15 +206,6 @@ def _unlink(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
-
-
-def _translate(error: OSError, key: str) -> Exception:
-    """What a caller of an object store should see."""
-    if isinstance(error, FileNotFoundError):
-        return ObjectMissing(key)
-    if error.errno in (ENOSPC, EDQUOT):
-        return OSError(error.errno, error.strerror, key)
-    return Unavailable(f"{key}: {error}")
 
 
 _CONFORMS: Callable[[Runtime, str], ObjectStore] = FileObjects

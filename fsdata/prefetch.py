@@ -9,6 +9,7 @@ Threading: a Window belongs to its FileReader's lock; a Prefetcher may be used f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from fsdata.blocks import BlockStore
@@ -25,12 +26,20 @@ REORDER_BYTES = 1 << 20  # the kernel's own read-ahead sends neighbours out of o
 
 
 class Ticket:
-    """Says whether the read-ahead that was asked for is still wanted."""
+    """Says whether the read-ahead that was asked for is still wanted.
 
-    __slots__ = ("live",)
+    Threading: written under the reader's lock, read without it.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("live", "passed")
+
+    def __init__(self, passed: int) -> None:
         self.live = True
+        self.passed = passed  # where in the file the reader has come to
+
+    def wants(self, end: int) -> bool:
+        """Whether what ends at `end` of the file is still ahead of the reader."""
+        return self.live and self.passed < end
 
 
 class Window:
@@ -43,13 +52,14 @@ class Window:
         self._run = 0  # reads in sequence
         self._until = 0  # asked for up to here
         self._width = 0
-        self.ticket = Ticket()
+        self.ticket = Ticket(0)
 
     def note(self, offset: int, size: int) -> bool:
         """Take notice of a read; whether it continues the ones before."""
         if self._next - REORDER_BYTES <= offset <= self._next + REORDER_BYTES:
             self._next = max(self._next, offset + size)
             self._run += 1
+            self.ticket.passed = self._next
             return True
         self._next = offset + size
         self._run = 1
@@ -70,7 +80,7 @@ class Window:
         self._width = min(WINDOW_BYTES_MAX, 2 * self._width or WINDOW_BYTES_MIN)
         self._until = min(length, _block_up(self._next + self._width))
         if not self.ticket.live:
-            self.ticket = Ticket()
+            self.ticket = Ticket(self._next)
         return (begin, self._until) if begin < self._until else None
 
 
@@ -86,19 +96,24 @@ class Prefetcher:
         self._budget = budget
         self._blocks = blocks
 
-    def submit(self, slice_id: SliceId, size: int, block: int, ticket: Ticket) -> bool:
-        """Ask for a block of a slice of `size` bytes; False where there is no room for it."""
+    def submit(self, slice_id: SliceId, size: int, block: int, ticket: Ticket, end: int) -> bool:
+        """Ask for a block of a slice of `size` bytes, unless the reader is past `end` by then.
+
+        False where there is no room for it.
+        """
         length = block_length(size, block, self._blocks.block_bytes)
         if not self._budget.hold(length):
             return False
-        self._pool.submit(partial(self._run, slice_id, size, block, length, ticket))
+        wanted = partial(ticket.wants, end)
+        self._pool.submit(partial(self._run, slice_id, size, block, length, wanted))
         return True
 
-    def _run(self, slice_id: SliceId, size: int, block: int, length: int, ticket: Ticket) -> None:
+    def _run(
+        self, slice_id: SliceId, size: int, block: int, length: int, wanted: Callable[[], bool]
+    ) -> None:
         """The job: fetch, unless nobody wants it any more."""
         try:
-            if ticket.live:
-                self._blocks.fetch(slice_id, size, block)
+            self._blocks.fetch(slice_id, size, block, wanted)
         except (OSError, StoreError):
             pass  # the read that wants it will fetch it again and say what is wrong
         finally:

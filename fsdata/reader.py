@@ -145,10 +145,14 @@ class FileReader:
                 if first >= last or part.slice is None:
                     continue
                 off = part.off + first - part.pos
-                for block, at, _, _ in block_ranges(part.slice, off, last - first, block_bytes):
+                begins = chunk * CHUNK_BYTES + part.pos - part.off  # of the slice, in the file
+                for block, at, stop, _ in block_ranges(part.slice, off, last - first, block_bytes):
                     if self._peek(part.slice.id, block * block_bytes + at, 1) is not None:
                         continue
-                    if not self._prefetcher.submit(part.slice.id, part.slice.size, block, ticket):
+                    use_end = begins + block * block_bytes + stop
+                    if not self._prefetcher.submit(
+                        part.slice.id, part.slice.size, block, ticket, use_end
+                    ):
                         return
 
 

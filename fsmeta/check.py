@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from fsmeta import schema
-from fsmeta.errors import ConfigError, Corrupt
+from fsmeta.errors import Corrupt, NoVolume
 from fsmeta.slices import covered
 from fsmeta.store import Store
 from fsmeta.types import (
@@ -296,7 +296,7 @@ class _Check:
     def _check_format(self) -> None:
         value = self._store.read([(schema.FORMAT, schema.FORMAT_FIELD)])[0]
         if value is None:
-            raise ConfigError("there is no volume here: run `slicefs format` first")
+            raise NoVolume
         try:
             unpack_format(value)
         except Corrupt as error:
@@ -304,5 +304,5 @@ class _Check:
 
 
 def check(store: Store) -> Checked:
-    """Read all metadata and judge it. Raises: ConfigError where there is no volume."""
+    """Read all metadata and judge it. Raises: NoVolume."""
     return _Check(store).run()

@@ -8,6 +8,7 @@ Threading: any method from any thread.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -26,6 +27,8 @@ from fsmeta.schema import SessionRecord
 from fsmeta.store import Page, Store
 from fsmeta.transact import DEADLINE_S, Transactor, Txn
 from fsmeta.types import (
+    CHUNK_BYTES,
+    FILE_SIZE_MAX,
     ROOT_CALLER,
     Attr,
     Caller,
@@ -44,6 +47,7 @@ INO_BATCH: Final = 1024  # ids a client takes at once; what a crash wastes of 2^
 SLICE_BATCH: Final = 1024
 _PURGE_BATCH: Final = 100  # inodes a commit; their rows are read in one request
 _FORGET_BATCH: Final = 1000
+_FIELDS_MAX: Final = 2 * FILE_SIZE_MAX // CHUNK_BYTES  # of an inode's row: more than it can have
 
 
 class IdSupply:
@@ -200,6 +204,8 @@ class Meta:
         self._run(xattrs.setxattr, caller, ino, name, value, flags)
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
+        if xattrs.known_absent(self.cache, ino, name):
+            raise OSError(errno.ENODATA, "no such attribute")
         return self._view(xattrs.getxattr, caller, ino, name)
 
     def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]:
@@ -225,6 +231,11 @@ class Meta:
     def read_chunk(self, ino: Ino, index: int) -> list[Slice]:
         """The slices of one 64 MiB chunk, oldest first."""
         return self._view(extent.read_chunk, ROOT_CALLER, ino, index)
+
+    def chunks(self, ino: Ino) -> list[int]:
+        """Which chunks of a file have slices, in order."""
+        fields = (field for field, _ in self._table(schema.inode_row(ino), _FIELDS_MAX))
+        return sorted(schema.id_of(field) for field in fields if field[:1] == b"c")
 
     def write_slices(
         self,

@@ -13,6 +13,7 @@
     ├── ObjectMissing         an object that metadata points to is gone
     └── ObjectDamaged         an object's bytes are not what was written
     ConfigError               bad input to a command: one line that names the thing and the remedy
+    └── NoVolume              nobody has made a volume there
 
 Only `transact` catches Conflict and Ambiguous; only the kernel edge turns the others into errnos.
 """
@@ -71,6 +72,13 @@ class Corrupt(StoreError):
 
 class ConfigError(Exception):
     """Bad input: the message is one line that names the thing and what to do about it."""
+
+
+class NoVolume(ConfigError):
+    """There is no volume in a metadata store that could be reached."""
+
+    def __init__(self) -> None:
+        super().__init__("there is no volume here: run `slicefs format` first")
 
 
 class ObjectMissing(StoreError):

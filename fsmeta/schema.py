@@ -47,6 +47,7 @@ from fsmeta.errors import Corrupt
 from fsmeta.store import Key, Parts
 from fsmeta.types import (
     CHUNK_BYTES,
+    FILE_TYPES,
     Attr,
     Dentry,
     FileType,
@@ -218,7 +219,7 @@ def _stable_values(ino: int, a: bytes) -> tuple[int, int, int, int, int, Ino, in
         raise Corrupt(inode_row(ino), ATTR_FIELD, f"length {len(a)}") from error
     if version != _ATTR_V1:
         raise Corrupt(inode_row(ino), ATTR_FIELD, f"version {version}")
-    if mode >> 12 not in _TYPES:
+    if mode >> 12 not in FILE_TYPES:
         raise Corrupt(inode_row(ino), ATTR_FIELD, f"mode {mode:o}")
     return mode, uid, gid, rdev, flags, parent, btime - _EPOCH
 
@@ -256,7 +257,6 @@ def unpack_inode(ino: Ino, a: bytes, v: bytes) -> Attr:
     )
 
 
-_TYPES: Final = {int(kind): kind for kind in FileType}  # a look-up is cheaper than FileType()
 _KINDS: Final = {int(kind): kind for kind in SliceKind}
 
 
@@ -299,10 +299,10 @@ def unpack_dentry(row: bytes, name: bytes, value: bytes) -> tuple[FileType, Ino]
 
     Raises: Corrupt.
     """
-    if len(value) != 9 or value[0] not in _TYPES:
+    if len(value) != 9 or value[0] not in FILE_TYPES:
         raise Corrupt(row, name, f"dentry {value!r}")
     kind, ino = _DENTRY.unpack(value)
-    return _TYPES[kind], ino
+    return FILE_TYPES[kind], ino
 
 
 def unpack_dentries(row: bytes, items: Iterable[tuple[bytes, bytes]]) -> list[Dentry]:
@@ -312,7 +312,7 @@ def unpack_dentries(row: bytes, items: Iterable[tuple[bytes, bytes]]) -> list[De
     """
     try:
         return [
-            _new(Dentry, (name, ino, _TYPES[kind]))
+            _new(Dentry, (name, ino, FILE_TYPES[kind]))
             for name, value in items
             for kind, ino in (_DENTRY.unpack(value),)
         ]

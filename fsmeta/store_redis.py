@@ -38,6 +38,7 @@ from fsmeta.store import (
     Store,
     is_table,
 )
+from fsmeta.urls import shown_url
 
 # KEYS: rows; ARGV[1]: msgpack of {row, field, field, …} for each. One flat list of values.
 _READ_LUA: Final = b"""
@@ -109,7 +110,7 @@ class RedisStore:
         try:
             self._plain.request(_pack((b"PING",)))
         except Unavailable as error:
-            shown, advice = _display(url), _advice(url, error)
+            shown, advice = shown_url(url), _advice(url, error)
             why = str(error).rstrip(".")
             raise ConfigError(f"can't reach {shown}: {why}; {advice}") from error
 
@@ -279,7 +280,7 @@ def _connection_maker(url: str) -> Callable[[], RedisConnection]:
         make()  # options after `?` are judged here
     except (ValueError, TypeError, redis.RedisError) as error:  # its text may quote the password
         raise ConfigError(
-            f"can't read metadata URL {_display(url)}: write redis://[:PASSWORD@]HOST:PORT/DB, and"
+            f"can't read metadata URL {shown_url(url)}: write redis://[:PASSWORD@]HOST:PORT/DB, and"
             " after `?` only options of redis-py"
         ) from error
     return make
@@ -300,12 +301,6 @@ def _advice(url: str, error: BaseException) -> str:
     if url.startswith("rediss:"):
         return "check host and port; if it does not speak TLS, write redis://"
     return "check host and port; if it speaks TLS, write rediss://"
-
-
-def _display(url: str) -> str:
-    """The URL without anything that could hold a password."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def _conforms(store: RedisStore) -> Store:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import stat
 from enum import IntEnum
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 Ino = NewType("Ino", int)
 SliceId = NewType("SliceId", int)
@@ -45,11 +45,11 @@ class FileType(IntEnum):
     @classmethod
     def of_mode(cls, mode: int) -> FileType:
         """The type that `st_mode` carries; plain permission bits mean a regular file."""
-        return _TYPES[mode >> 12 & 0xF]
+        return _OF_MODE[mode >> 12 & 0xF]
 
 
-# a look-up is cheaper than FileType()
-_TYPES = {0: FileType.REG, **{int(kind): kind for kind in FileType}}
+FILE_TYPES: Final = {int(kind): kind for kind in FileType}  # cheaper to ask than FileType()
+_OF_MODE: Final = {0: FileType.REG, **FILE_TYPES}
 
 
 class Attr(NamedTuple):

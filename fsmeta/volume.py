@@ -7,7 +7,7 @@ import uuid
 from typing import Any, Final, NamedTuple
 
 from fsmeta import schema
-from fsmeta.errors import ConfigError, Corrupt
+from fsmeta.errors import ConfigError, Corrupt, NoVolume
 from fsmeta.ops.inode import put_attr
 from fsmeta.transact import Txn
 from fsmeta.types import BLOCK_BYTES_MAX, ROOT_INO, Usage
@@ -124,8 +124,8 @@ def create_volume(txn: Txn, settings: VolumeFormat, owner: tuple[int, int], now_
 
 
 def load_format(txn: Txn) -> VolumeFormat:
-    """Raises: ConfigError where there is no volume."""
+    """Raises: NoVolume."""
     value = txn.get(schema.FORMAT, schema.FORMAT_FIELD)
     if value is None:
-        raise ConfigError("there is no volume here: run `slicefs format` first")
+        raise NoVolume
     return unpack_format(value)

@@ -8,11 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fsmeta.check import check
 from fsmeta.store import Store
 from tests.redis_server import RedisServer
 from tests.tikv_server import TikvServer, failure, is_built, why_not
+
+# How long an example takes says nothing on a machine that has other work to do.
+settings.register_profile("slicefs", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slicefs")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

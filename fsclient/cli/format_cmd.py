@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 import click
 
@@ -17,7 +18,6 @@ from fsclient.config import (
     normal_bucket,
     open_objects,
     open_store,
-    shown_url,
     sqlite_file,
 )
 from fsdata.objects import check_usable
@@ -27,7 +27,13 @@ from fsmeta.errors import Ambiguous, ConfigError
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.transact import Transactor
 from fsmeta.types import BLOCK_BYTES_MAX
+from fsmeta.urls import shown_url
 from fsmeta.volume import VolumeFormat
+
+MEM_WARNING: Final = (
+    "--storage mem keeps the data in the process that mounts, and nowhere else: "
+    "it is lost with that mount; use it for tests only"
+)
 
 
 @click.command("format")
@@ -80,6 +86,8 @@ def format_(
         return
     with _undone_on_failure(file, data_directory(settings)):
         _create(meta, settings, runtime)
+    if settings.storage == "mem":
+        click.echo(f"slicefs: warning: {MEM_WARNING}", err=True)
     click.echo(f"volume {name} is ready: slicefs mount {shown_url(meta)} MOUNTPOINT")
 
 

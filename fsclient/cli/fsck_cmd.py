@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import click
 
 from fsclient.cli.options import META_WAIT_S
-from fsclient.config import open_objects, open_store
+from fsclient.config import naming, open_objects, open_store
 from fsclient.verify import verify_objects
 from fsmeta.check import check
 from fsmeta.engine import Meta
@@ -54,7 +54,8 @@ def _examine(meta: str, data: bool) -> _Report:
     runtime = SystemRuntime()
     store = open_store(meta, runtime)
     try:
-        settings = Meta(store, runtime, META_WAIT_S).format
+        with naming(meta):
+            settings = Meta(store, runtime, META_WAIT_S).format
         found = check(store)
         objects = open_objects(settings, runtime)
         try:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+from fsmeta.urls import shown_url
+
 _ARG_START: Final = 48  # proc_pid_stat(5)
 _AFTER_NAME: Final = 3  # the first field behind the program's name, which may hold anything
 
@@ -39,10 +41,6 @@ def without_passwords(text: str, arguments: Sequence[str]) -> str:
 def _with_passwords(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """URLs that may hold one, and what may be shown of them."""
     urls = [each for each in arguments if ":/" in each and ("@" in each or "?" in each)]
-    if not urls:
-        return []
-    from fsclient.config import shown_url  # not worth its time for those who have none
-
     return [(url, shown_url(url)) for url in urls]
 
 

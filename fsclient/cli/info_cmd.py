@@ -4,38 +4,81 @@ from __future__ import annotations
 
 import errno
 import json
-import os
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any, Final
 
 import click
 
+from fsclient.describe import ask
 from fsclient.sizes import format_size
-from fsclient.vfs import INFO_XATTR
 from fsmeta.errors import ConfigError
+
+LINES_MAX: Final = 100  # of chunks and slices, unless --all
 
 
 @click.command()
 @click.argument("path", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(path: str, as_json: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: everything.")
+@click.option("--all", "every", is_flag=True, help=f"More than the first {LINES_MAX} slices.")
+def info(path: str, as_json: bool, every: bool) -> None:
     """Show inode, parents, chunks and slices of PATH on a SliceFS mount."""
+    if not path:  # an unset variable, most likely
+        raise ConfigError("the path is empty: name a file or directory")
+    pages = _pages(path)
+    first = next(pages)
+    if as_json:
+        click.echo(json.dumps(_whole(first, pages)))
+        return
+    _print(path, first)
+    _print_chunks(chain((first,), pages), path, None if every else LINES_MAX)
+
+
+def _pages(path: str) -> Iterator[dict[str, Any]]:
+    """What the mount says. Raises: ConfigError."""
     try:
-        raw = os.getxattr(path, INFO_XATTR)
+        yield from ask(path)
     except OSError as error:
         raise ConfigError(f"{path} {_why(error)}") from error
-    if as_json:
-        click.echo(raw.decode())
-        return
-    found = json.loads(raw)
+
+
+def _whole(first: dict[str, Any], others: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """All pages as one."""
+    chunks: dict[int, list[Any]] = {}
+    for page in chain((first,), others):
+        for chunk in page["chunks"]:
+            chunks.setdefault(chunk["index"], []).extend(chunk["slices"])
+    listed = [{"index": index, "slices": slices} for index, slices in chunks.items()]
+    return {**{name: first[name] for name in first if name != "next"}, "chunks": listed}
+
+
+def _print(path: str, found: dict[str, Any]) -> None:
     click.echo(f"path        {path}")
     click.echo(f"inode       {found['ino']}")
     click.echo(f"parent      {found['parent'] or 'several (hard links)'}")
     click.echo(f"size        {found['size']} ({format_size(found['size'])})")
     click.echo(f"allocated   {format_size(found['space'])}")
-    for chunk in found["chunks"]:
-        click.echo(f"chunk {chunk['index']}")
-        for each in chunk["slices"]:
-            end = each["pos"] + each["length"]
-            click.echo(f"  {each['pos']:>9}..{end:<9} slice {each['id']} at {each['off']}")
+
+
+def _print_chunks(pages: Iterable[dict[str, Any]], path: str, most: int | None) -> None:
+    """A line for each chunk and slice; after `most` of them a line that says there are more."""
+    lines = _lines(pages)
+    for line in islice(lines, most):
+        click.echo(line)
+    if next(lines, None) is not None:
+        click.echo(f"… more: `slicefs info --all {path}` lists them")
+
+
+def _lines(pages: Iterable[dict[str, Any]]) -> Iterator[str]:
+    before = None
+    for page in pages:
+        for chunk in page["chunks"]:
+            if chunk["index"] != before:
+                before = chunk["index"]
+                yield f"chunk {before}"
+            for each in chunk["slices"]:
+                end = each["pos"] + each["length"]
+                yield f"  {each['pos']:>9}..{end:<9} slice {each['id']} at {each['off']}"
 
 
 def _why(error: OSError) -> str:

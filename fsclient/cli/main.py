@@ -113,7 +113,7 @@ def run(arguments: Sequence[str]) -> int:
         )
         sys.stdout.flush()
     except click.ClickException as error:
-        return _failed(_usage(error), 2)
+        return _failed(_usage(error, arguments), 2)
     except (click.exceptions.Abort, KeyboardInterrupt):
         return _failed("interrupted", INTERRUPTED)
     except BrokenPipeError:  # `slicefs fsck … | head` has seen enough
@@ -127,11 +127,13 @@ def run(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _usage(error: click.ClickException) -> str:
-    """click's message, and where to read on."""
+def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
+    """click's message, and where to read on; it does not always say by whom it was called."""
     where = "slicefs"
+    if arguments and arguments[0] in _COMMANDS:
+        where = f"slicefs {arguments[0]}"
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        where = error.ctx.command_path
+        where = max(where, error.ctx.command_path, key=len)
     return f"{error.format_message().rstrip('.')}: see `{where} --help`"
 
 

@@ -30,10 +30,13 @@ class SecondsType(click.FloatRange):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Raises: BadParameter."""
-        seconds = float(super().convert(value, param, ctx))
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
         if math.isnan(seconds):
-            self.fail(f"{value} is not a number of seconds", param, ctx)
-        return seconds
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return float(super().convert(seconds, param, ctx))
 
 
 COUNT: Final = click.IntRange(0, SIZE_MAX)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fsclient.cli.options import META_WAIT_S
-from fsclient.config import open_store
+from fsclient.config import naming, open_store
 from fsclient.sizes import format_size
 from fsmeta.engine import Meta
 from fsmeta.runtime import SystemRuntime
@@ -23,7 +23,8 @@ def status(meta: str, as_json: bool) -> None:
     runtime = SystemRuntime()
     store = open_store(meta, runtime)
     try:
-        report = _report(Meta(store, runtime, META_WAIT_S))
+        with naming(meta):
+            report = _report(Meta(store, runtime, META_WAIT_S))
     finally:
         store.close()
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+from collections.abc import Collection
 from typing import Final
 
 import click
@@ -14,6 +15,7 @@ from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 
 UMOUNT_WAIT_S: Final = 60.0  # how long umount waits for the serving process to store and leave
+SILENT_S: Final = 3.0  # after this umount says for whom it waits, where that can be told
 ASK_WAIT_S: Final = 3.0  # how long a client may take to say who it is; a stopped one never does
 _CONFIG_BYTES_MAX: Final = 1 << 16
 
@@ -23,14 +25,17 @@ _CONFIG_BYTES_MAX: Final = 1 << 16
 @click.option("-l", "--lazy", is_flag=True, help="Detach now, end when nobody uses it any more.")
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount MOUNTPOINT; returns when everything is stored and the client has left."""
+    if not mountpoint:  # an unset variable, most likely
+        raise ConfigError("the mount point is empty: name a directory")
     info = kernel.find_mount(mountpoint) or kernel.find_mount(_resolved(mountpoint))
     if info is None or info.fstype != kernel.FUSE_TYPE:
         raise ConfigError(f"{mountpoint} is not a SliceFS mount: see `findmnt -t fuse.slicefs`")
     watch = None if lazy else _watch_server(info)
     try:
+        before = kernel.find_holders(info)
         kernel.umount(info.mountpoint, lazy)
         if watch is not None:
-            _await_end(watch)
+            _await_end(watch, info, before.keys())
     finally:
         if watch is not None:
             os.close(watch)
@@ -68,10 +73,27 @@ def _ask_server(mountpoint: str) -> int:
     return int(json.loads(found[0])["mount"]["pid"])
 
 
-def _await_end(pidfd: int) -> None:
+def _await_end(pidfd: int, info: kernel.MountInfo, mounts: Collection[int]) -> None:
+    """Wait until the client has left, `mounts` of which there were. Raises: ConfigError."""
+    if _has_ended(pidfd, SILENT_S):
+        return
+    if holder := _holder(info, mounts):
+        click.echo(f"slicefs: unmounted; waiting for the client to leave: {holder}", err=True)
+    if not _has_ended(pidfd, UMOUNT_WAIT_S - SILENT_S):
+        why = _holder(info, mounts) or "see its log"
+        raise ConfigError(
+            f"unmounted, but the client still runs after {UMOUNT_WAIT_S:.0f} s: {why}"
+        )
+
+
+def _holder(info: kernel.MountInfo, mounts: Collection[int]) -> kernel.Holder | None:
+    """Who has one of these mounts still; others may have got the device number since."""
+    found = kernel.find_holders(info)
+    return next((found[each] for each in found if each in mounts), None)
+
+
+def _has_ended(pidfd: int, seconds: float) -> bool:
+    """Whether a process ends within that time."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    if not poll.poll(UMOUNT_WAIT_S * 1000):
-        raise ConfigError(
-            f"unmounted, but the client still runs after {UMOUNT_WAIT_S:.0f} s: see its log"
-        )
+    return bool(poll.poll(seconds * 1000))

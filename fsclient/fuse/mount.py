@@ -19,7 +19,7 @@ import shutil
 import socket
 import stat
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from fsclient.fuse.mount_options import MountOptions, parse_options
@@ -47,10 +47,33 @@ class Mounted(NamedTuple):
 class MountInfo(NamedTuple):
     """A line of /proc/self/mountinfo."""
 
+    id: int
     device: str  # MAJOR:MINOR
     mountpoint: str
     fstype: str
     source: str
+
+
+class Holder(NamedTuple):
+    """A process that sees a mount."""
+
+    pid: str  # or "self"
+    name: str
+    mountpoint: str  # as the process sees it
+
+    @property
+    def path(self) -> str:
+        """The mount, as we can reach it."""
+        return self.mountpoint if self.pid == "self" else f"/proc/{self.pid}/root{self.mountpoint}"
+
+    def __str__(self) -> str:
+        """What to do about it."""
+        if self.pid == "self":
+            return f"it is mounted on {self.mountpoint}, too: unmount that as well"
+        return (
+            f"process {self.pid} ({self.name}) has it on {self.mountpoint} in another mount "
+            "namespace: unmount it there, or end what runs there"
+        )
 
 
 def mount(mountpoint: str, source: str, options: Iterable[str] = ()) -> Mounted:
@@ -87,19 +110,29 @@ def find_mount(mountpoint: str) -> MountInfo | None:
     """The topmost mount on `mountpoint`, without asking the file system itself."""
     path = _without_asking(mountpoint)
     found = None
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            info = parse_mountinfo(line)
-            if info.mountpoint == path:
-                found = info
+    for info in _mounts("self"):
+        if info.mountpoint == path:
+            found = info
     return found
+
+
+def _mounts(pid: str) -> Iterator[MountInfo]:
+    """The mounts that a process sees. Raises: OSError."""
+    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        yield from map(parse_mountinfo, lines)
 
 
 def parse_mountinfo(line: str) -> MountInfo:
     """One line as proc(5) describes it; spaces and the like are octal escapes there."""
     fields = line.split()
     dash = fields.index("-")
-    return MountInfo(fields[2], _unescape(fields[4]), fields[dash + 1], _unescape(fields[dash + 2]))
+    return MountInfo(
+        int(fields[0]),
+        fields[2],
+        _unescape(fields[4]),
+        fields[dash + 1],
+        _unescape(fields[dash + 2]),
+    )
 
 
 def find_server(info: MountInfo) -> int | None:
@@ -117,6 +150,25 @@ def find_server(info: MountInfo) -> int | None:
         except OSError:
             continue  # it has ended, or is another user's
     return None
+
+
+def find_holders(info: MountInfo) -> dict[int, Holder]:
+    """Who sees a file system, as far as we may look, by the ids of its mounts.
+
+    A bind mount keeps it, and every mount namespace that was made meanwhile has a copy of its own:
+    containers, services with PrivateMounts, unshare(1). Its device number may be given to another
+    once it has gone: only ids that were there before are its own.
+    """
+    found: dict[int, Holder] = {}
+    for pid in ("self", *filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            for each in _mounts(pid):
+                if each.device == info.device and each.id not in found:
+                    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as name:
+                        found[each.id] = Holder(pid, name.read().strip(), each.mountpoint)
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
 
 
 def raise_readahead(mountpoint: str, kib: int = READAHEAD_KIB) -> bool:

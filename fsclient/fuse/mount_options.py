@@ -5,6 +5,7 @@ Called by `mount` and by the command line, which keeps its own options apart wit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -110,6 +111,6 @@ def parse_options(options: Iterable[str]) -> MountOptions:
 
 
 def _max_read(value: str) -> int:
-    if not value.isdigit() or not 4096 <= int(value) <= MAX_READ_BYTES:
+    if not re.fullmatch("[0-9]{4,7}", value) or not 4096 <= int(value) <= MAX_READ_BYTES:
         raise ConfigError(f"max_read={value}: give a number from 4096 to {MAX_READ_BYTES}")
     return int(value)

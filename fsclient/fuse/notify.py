@@ -15,8 +15,9 @@ neither, but keeps to the same rule. Therefore:
 
 What is not cached is not an error (ENOENT). Where the kernel can expire an entry (Linux 6.2) it is
 expired, not torn down: it is asked for again at its next use, and what is below or mounted on it
-stays. `inval_all` needs FUSE_NOTIFY_INC_EPOCH (Linux 6.16): every name is looked up again, which
-brings fresh attributes; attributes and pages of files that are open stay until `inval_inode`.
+stays. `inval_all`, for when news were lost, needs FUSE_NOTIFY_INC_EPOCH (Linux 6.16): every name is
+looked up again, which brings fresh attributes; attributes and pages of files that are open stay
+until `inval_inode`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Final, NamedTuple
 
 from fsclient.filesystem import FileSystem
@@ -107,17 +108,18 @@ class Session:
         self._crew.start()
         return agreed
 
-    def wait(self) -> None:
-        """Return when every worker has ended."""
-        self._crew.ended.wait()
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return when every worker has ended; False where that takes longer."""
+        return self._crew.ended.wait(timeout_s)
 
-    def stop(self) -> None:
+    def stop(self, through: str | None = None) -> None:
         """Let the workers end behind the requests they serve. Returns at once; then `wait`.
 
-        Works while the mount is where it was made: stop first, then unmount lazily.
+        Works through a mount that is there still, by default the one that was made: stop first,
+        then unmount lazily.
         """
         self._crew.stop.requested = True
-        self._runtime.spawn("fuse-stop", self._nudge)
+        self._runtime.spawn("fuse-stop", partial(self._nudge, through or self._mountpoint))
 
     def waking(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
         """Have `wake` called when the calling thread's request is interrupted."""
@@ -135,19 +137,19 @@ class Session:
         """The crew's watcher has looked, and will look `again` soon."""
         idle = self._config.idle
         if idle is not None and again:
-            idle.look(sum(sum(slot.counts) for slot in self._stats))
+            idle.look(sum(slot.served for slot in self._stats))
         elif idle is not None:
             idle.rest()
 
-    def _nudge(self) -> None:
+    def _nudge(self, mountpoint: str) -> None:
         """A request for every worker that waits for one."""
         for _ in range(len(self._stats)):
             if self._crew.ended.is_set():
                 return
             try:
-                os.statvfs(self._mountpoint)
+                os.statvfs(mountpoint)
             except OSError as error:
-                log.debug("statfs of %s: %s", self._mountpoint, error)
+                log.debug("statfs of %s: %s", mountpoint, error)
 
     def _hire(self, slot: int, crew: Crew) -> Worker:
         """The worker of `slot`, with a buffer of its own."""

@@ -20,11 +20,12 @@ class OpStats(NamedTuple):
 
 
 class SlotStats:
-    """The counters of one worker slot, by opcode."""
+    """The counters of one worker slot, by opcode and together."""
 
-    __slots__ = ("counts", "errors", "seconds")
+    __slots__ = ("counts", "errors", "seconds", "served")
 
     def __init__(self) -> None:
+        self.served = 0
         self.counts = [0] * OPCODES
         self.errors = [0] * OPCODES
         self.seconds = [0.0] * OPCODES

@@ -84,7 +84,8 @@ class Worker:
         fd, slot, view, clock, serve = (
             self._fd, self._slot, self._view, self._clock, self._dispatcher.serve
         )  # fmt: skip
-        counts, errors, seconds = self._stats.counts, self._stats.errors, self._stats.seconds
+        stats = self._stats
+        counts, errors, seconds = stats.counts, stats.errors, stats.seconds
         serving = self._interrupts.serving
         roster, buffers = self._roster, [view]
         caller = _NOBODY
@@ -123,6 +124,7 @@ class Worker:
             elif opcode in moving:
                 roster.give_turn(slot)  # bytes are copied without the interpreter's lock
             answer = serve(opcode, caller, ino, view, end)
+            stats.served += 1
             counts[opcode] += 1
             seconds[opcode] += clock() - begun
             if answer.__class__ is int:

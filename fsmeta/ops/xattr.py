@@ -7,6 +7,7 @@ import stat
 from typing import Final
 
 from fsmeta import access, schema
+from fsmeta.cache import RowCache
 from fsmeta.ops.inode import Env, get_attr
 from fsmeta.store import Key
 from fsmeta.transact import Txn
@@ -16,7 +17,19 @@ CREATE: Final = 1  # xattr.h
 REPLACE: Final = 2
 _MARK: Final = b"\1"  # before each value, so that an empty one can be stored
 _USER: Final = b"user."
-_NAMESPACES: Final = (_USER, b"trusted.", b"security.")
+_SECURITY: Final = b"security."
+_NAMESPACES: Final = (_USER, b"trusted.", _SECURITY)
+
+
+def known_absent(cache: RowCache, ino: Ino, name: bytes) -> bool:
+    """Whether it is known, without asking the store, that nobody gets a value for `name`.
+
+    Of `security.*` only, which anyone may read: the kernel asks for `security.capability` when it
+    first writes to a file.
+    """
+    if not name.startswith(_SECURITY):
+        return False
+    return cache.get(schema.inode_row(ino), schema.xattr_field(name), need_vouched=True) is None
 
 
 def setxattr(txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, flags: int) -> None:

@@ -69,6 +69,8 @@ FORMAT = [
     ("sqlite:///{base}/x.db testvol --block-size 0", "from 64KiB to 4MiB", 1),
     ("sqlite:///{base}/x.db testvol --block-size much", "'--block-size': size 'much': write", 2),
     ("sqlite:///{base}/x.db testvol --capacity -1", "'--capacity': size '-1': write", 2),
+    ("sqlite:///{base}/x.db testvol --capacity ٣G", "'--capacity': size '٣G': write", 2),
+    ("sqlite:///{base}/x.db testvol --storage", "requires an arg.*: see `slicefs format", 2),
     ("sqlite:///{base}/x.db testvol --capacity 9999999999E", "at most 8EiB", 2),
     ("sqlite:///{base}/x.db testvol --inodes -1", "'--inodes': -1 is not in the range", 2),
     ("sqlite:///{base}/x.db testvol --inodes many", "'--inodes': 'many' is not a valid", 2),
@@ -187,10 +189,12 @@ MOUNT = [
     ("{meta} {base}/mnt -o debug=no", "-o debug=no: debug has no value", 1),
     ("{meta} {base}/mnt --buffer-size 8000000G", "--buffer-size: this host has", 1),
     ("{meta} {base}/mnt -o max_read=7", "max_read=7: give a number from 4096", 1),
+    ("{meta} {base}/mnt -o max_read=²", "max_read=²: give a number from 4096", 1),
     ("{meta} {base}/mnt -o threads=x", "'-o threads=x': 'x' is not a valid", 2),
     ("{meta} {base}/mnt -o threads=1e9", "'-o threads=1e9'", 2),
     ("{meta} {base}/mnt -o meta_timeout=nan", "'-o meta_timeout=nan'", 2),
-    ("{meta} {base}/mnt --meta-timeout nan", "'--meta-timeout': nan is not a number", 2),
+    ("{meta} {base}/mnt --meta-timeout nan", "'--meta-timeout': 'nan' is not a number", 2),
+    ("{meta} {base}/mnt --heartbeat 1h", "'--heartbeat': '1h' is not a number of sec", 2),
     ("{meta} {base}/mnt --heartbeat 60", "'--heartbeat': 60.0 is not in the range", 2),
     ("{meta} {base}/mnt --buffer-size 1MiB", "--buffer-size: at least 16MiB", 1),
     ("{meta} {base}/mnt -o buffer-size=big", "size 'big': write a number", 2),
@@ -219,6 +223,13 @@ def test_an_empty_mount_point_is_not_the_working_directory(embedded: Volume) -> 
     done = slicefs("mount", embedded.meta, "")
     assert done.code == 1
     assert done.err == "slicefs: the mount point is empty: name a directory\n"
+
+
+@pytest.mark.parametrize("command", ["umount", "info"])
+def test_an_empty_path_is_named(command: str) -> None:
+    done = slicefs(command, "")
+    assert done.code == 1
+    assert re.fullmatch(r"slicefs: the (mount point|path) is empty: name a .*\n", done.err)
 
 
 def test_mount_without_its_data(embedded: Volume) -> None:
@@ -275,8 +286,20 @@ def test_other_commands(base: Path, words: str, expected: str, code: int) -> Non
 
 
 def test_a_database_without_a_volume(served: Volume) -> None:
-    for command in ("status", "fsck"):
-        refused(f"{command} {served.meta}", "there is no volume here: run `slicefs format`")
+    """The line names the URL, which once was left to the reader."""
+    meta = served.meta.replace("redis://", f"redis://default:{SECRET}@")  # any password will do
+    advice = f"there is no volume in {served.meta}: make one with `slicefs format {served.meta} N"
+    (served.base / "mnt").mkdir()
+    for command in ("status", "fsck", "mount"):
+        mountpoint = f" {served.base}/mnt" if command == "mount" else ""
+        refused(f"{command} {meta}{mountpoint}", re.escape(advice))
+    refused(f"mount -d --log {served.log} {meta} {served.base}/mnt", re.escape(advice))
+
+
+def test_memory_is_no_place_for_data(base: Path) -> None:
+    done = slicefs("format", f"sqlite://{base}/x.db", "testvol", "--storage", "mem")
+    assert done.code == 0, done
+    assert re.fullmatch("slicefs: warning: --storage mem .* use it for tests only\n", done.err)
 
 
 @needs_mounts

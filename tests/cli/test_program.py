@@ -13,8 +13,12 @@ import pytest
 
 from fsclient.cli import main
 from fsclient.cli.helper import helper_arguments
-from fsclient.config import shown_url, sqlite_path
+from fsclient.cli.info_cmd import LINES_MAX
+from fsclient.config import sqlite_path
+from fsclient.describe import INFO_XATTR, SLICES_A_PAGE
 from fsclient.sizes import format_size, parse_size
+from fsmeta.types import CHUNK_BYTES
+from fsmeta.urls import shown_url
 from tests.faults.program import SLICEFS, Volume, is_mounted, needs_mounts, slicefs, succeed
 
 
@@ -67,6 +71,11 @@ def test_sqlite_urls(url: str, path: str) -> None:
     [
         ("redis://user:secret@host:1/2", "redis://host:1/2"),
         ("redis://host/2?password=secret", "redis://host/2"),
+        (
+            "rediss://host/2?ssl_ca_certs=/ca.pem&ssl_password=secret&ssl_cert_reqs=required",
+            "rediss://host/2?ssl_ca_certs=/ca.pem&ssl_cert_reqs=required",
+        ),
+        ("redis://host/2?username=me&passwd=secret", "redis://host/2"),
         ("unix://:secret@/run/redis.sock?password=secret&db=3", "unix:///run/redis.sock?db=3"),
         ("redis://:sec?ret@host/0", "redis://"),
         ("redis://host/0?password=sec@ret", "redis://"),
@@ -172,6 +181,34 @@ class TestMounted:
         df = os.statvfs(mount.path)
         assert df.f_blocks * df.f_frsize == 100 << 20
         assert df.f_files == 50
+        embedded.end()
+
+    def test_info_of_a_file_of_many_pieces(self, embedded: Volume) -> None:
+        """It once stopped at 64 chunks and said nothing."""
+        embedded.format()
+        mount = embedded.mount()
+        path = mount.path / "file"
+        chunks = [*range(2 * SLICES_A_PAGE // 3), 1_000_000, 1_000_000_000]
+        with path.open("wb", buffering=0) as file:
+            for index in chunks:
+                os.pwrite(file.fileno(), b"data", index * CHUNK_BYTES)
+        parts = 3  # slices that don't touch
+        for part in range(1, parts):
+            with path.open("r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), b"more", 5 * CHUNK_BYTES + part * 1000)
+        found = json.loads(succeed("info", "--json", path))
+        assert [chunk["index"] for chunk in found["chunks"]] == chunks
+        counts = [len(chunk["slices"]) for chunk in found["chunks"]]
+        assert counts == [parts if index == 5 else 1 for index in chunks]
+        assert "next" not in found
+        *shown, last = succeed("info", path).splitlines()
+        assert last == f"… more: `slicefs info --all {path}` lists them"
+        assert len(shown) == 5 + LINES_MAX
+        every = succeed("info", "--all", path).splitlines()
+        assert len(every) == 5 + len(chunks) + sum(counts)
+        assert every[: len(shown)] == shown
+        with pytest.raises(OSError, match="No data available"):
+            os.getxattr(path, f"{INFO_XATTR.decode()}.1.x")
         embedded.end()
 
     def test_a_link_to_the_mount_point_can_be_unmounted(self, embedded: Volume) -> None:

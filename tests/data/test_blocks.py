@@ -142,7 +142,7 @@ def test_a_block_read_in_parts_is_fetched_once_and_left_behind() -> None:
 
 def test_only_a_sequential_reader_leaves_blocks_behind() -> None:
     store = Store()
-    store.blocks.fetch(ONE, len(DATA), 0)
+    store.blocks.fetch(ONE, len(DATA), 0, lambda: True)
     store.read(0, 0, BLOCK)
     store.read(0, 5, BLOCK)
     store.read(0, 0, BLOCK - 1, whole=True)
@@ -267,7 +267,7 @@ def test_a_block_whose_read_ahead_was_joined_is_left_behind() -> None:
     runtime = Joining()
     store = Store(runtime=runtime)
     store.objects.gate = RUNTIME.event()
-    ahead = RUNTIME.spawn("ahead", lambda: store.blocks.fetch(ONE, len(DATA), 0))
+    ahead = RUNTIME.spawn("ahead", lambda: store.blocks.fetch(ONE, len(DATA), 0, lambda: True))
     store.objects.arrived.wait()
     views: list[memoryview] = []
     reader = RUNTIME.spawn(
@@ -285,7 +285,7 @@ def test_a_block_whose_read_ahead_was_joined_is_left_behind() -> None:
 
 def test_buffers_of_evicted_blocks_are_used_again() -> None:
     store = Store()
-    store.blocks.fetch(ONE, len(DATA), 0)
+    store.blocks.fetch(ONE, len(DATA), 0, lambda: True)
     view = store.blocks.read(ONE, len(DATA), 0, 0, BLOCK)
     store.cache.shrink(BLOCK)
     other = store.blocks.read(ONE, len(DATA), 1, 0, 9, whole=True)

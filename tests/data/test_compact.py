@@ -24,7 +24,7 @@ def shown(world: World, slices: list[Slice]) -> bytes:
     return b"".join(world.reader().read(0, end, end))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3 * BLOCK), st.integers(1, 2 * BLOCK), st.booleans()), max_size=9

@@ -112,7 +112,7 @@ class File:
                 self.forget(at, size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(STEPS, max_size=25), st.sampled_from(list(Codec)))
 def test_a_file_is_what_was_written(steps: list[tuple[str, int, int]], codec: Codec) -> None:
     file = File(codec)

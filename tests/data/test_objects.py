@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.obj_file import TMP_AGE_NS, TMP_DIR, FileObjects, _translate, _write_all
+from fsdata.obj_file import TMP_AGE_NS, TMP_DIR, FileObjects, _write_all
 from fsdata.obj_mem import MemObjects
 from fsdata.objects import ObjectInfo, ObjectStore, check_usable
 from fsdata.wrap import Backoff, Metered, Prefixed, Retrying
@@ -146,14 +146,44 @@ def test_directory_reports_trouble_as_unavailable(tmp_path: Path) -> None:
         FileObjects(RUNTIME, str(tmp_path / "root" / "folder" / "k"))
 
 
-def test_directory_passes_a_full_disk_on() -> None:
+def test_a_directory_that_has_gone_away(tmp_path: Path) -> None:
+    """A put once said ObjectMissing, and a delete that there was nothing left to delete."""
+    root, away = tmp_path / "root", tmp_path / "away"
+    store = FileObjects(RUNTIME, str(root))
+    store.put("folder/k", (b"data",))
+    root.rename(away)
+    for refused in (
+        lambda: store.put("folder/new", (b"",)),
+        lambda: store.get("folder/k"),
+        lambda: store.get_into("folder/k", ()),
+        lambda: store.delete("folder/k"),
+        lambda: store.head("folder/k"),
+        lambda: list(store.list("")),
+        lambda: store.sync(["folder/k"]),
+    ):
+        with pytest.raises(Unavailable, match=f"directory {root} has gone away: mount its"):
+            refused()
+        assert not root.exists()
+    root.mkdir()  # a mount point without its disk
+    with pytest.raises(Unavailable, match="has gone away"):
+        store.put("folder/new", (b"",))
+    assert list(root.iterdir()) == []
+    root.rmdir()
+    away.rename(root)
+    assert store.get("folder/k") == b"data"
+    store.put("folder/new", (b"",))
+
+
+def test_directory_passes_a_full_disk_on(tmp_path: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(OSError, match="No space left") as caught:
             _write_all(fd, [b"x"])
-        assert isinstance(_translate(caught.value, "k"), OSError)
+        assert isinstance(
+            FileObjects(RUNTIME, str(tmp_path))._translate(caught.value, "k"), OSError
+        )
     finally:
         os.close(fd)
 

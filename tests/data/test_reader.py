@@ -169,6 +169,44 @@ def test_read_ahead_that_nobody_wants_is_dropped(world: World) -> None:
     assert world.budget.gauges().ahead == 0
 
 
+def test_read_ahead_that_was_overtaken_fetches_nothing_again(world: World) -> None:
+    """The store is slower than the reader, who takes each block as a whole: none is cached."""
+    data = pattern(1 << 20) * 12
+    world.sink.chunks[INO, 0] = [Slice(0, store(world, 1, data), len(data), 0, len(data))]
+    reader, slow = world.reader(), RUNTIME.event()
+
+    def be_slow() -> None:
+        slow.wait()
+
+    for _ in range(2):  # both threads are busy until the reader has come to the end
+        world.readers.submit(be_slow)
+    for offset in range(0, len(data), BLOCK):
+        assert b"".join(reader.read(offset, BLOCK, len(data))) == data[offset : offset + BLOCK]
+    assert world.budget.gauges().ahead > 0
+    slow.set()
+    world.readers.close()
+    assert len(world.objects.gets) == len(data) // BLOCK
+    assert world.budget.gauges().ahead == 0
+
+
+def test_what_landed_meanwhile_is_not_fetched_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread's fetch ends between a thread's look into the cache and its own fetch."""
+    data = pattern(BLOCK)
+    sid = store(world, 1, data)
+    has = world.cache.has
+
+    def overtaken(_: tuple[SliceId, int]) -> bool:
+        monkeypatch.setattr(world.cache, "has", has)
+        assert bytes(world.blocks.read(sid, BLOCK, 0, 0, 10, whole=True)) == data[:10]
+        return False
+
+    monkeypatch.setattr(world.cache, "has", overtaken)
+    world.blocks.fetch(sid, BLOCK, 0, lambda: True)
+    assert len(world.objects.gets) == 1
+
+
 def test_epoch_waits_for_reads_that_began_before() -> None:
     epoch = ReadEpoch(RUNTIME)
     assert epoch.advance(0)

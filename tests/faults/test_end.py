@@ -5,13 +5,25 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from fsclient.cli import main, umount_cmd
+from fsclient.fuse.mount import find_mount
 from tests.faults.judge import Worker, await_operations, start
 from tests.faults.load import content
-from tests.faults.program import Volume, is_mounted, needs_mounts, slicefs, succeed, wait_until
+from tests.faults.program import (
+    SLICEFS,
+    Volume,
+    is_mounted,
+    needs_mounts,
+    slicefs,
+    succeed,
+    wait_until,
+)
 
 pytestmark = needs_mounts
 
@@ -112,6 +124,92 @@ def test_umount_of_a_dead_and_of_a_stopped_client(embedded: Volume) -> None:
     os.kill(mount.pid, signal.SIGCONT)
     wait_until("the client ends", END_S, mount.has_ended)
     embedded.end()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts a process in a mount namespace of its own, with copies of all mounts there are."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_one() -> subprocess.Popen[bytes]:
+        words = ["unshare", "--mount", "sh", "-c", "echo; exec sleep 600"]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        return process
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_umount_says_who_keeps_the_mount(
+    embedded: Volume, elsewhere: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    """A demo once failed because another, beside it, had a copy of its mounts."""
+    embedded.format()
+    mount = embedded.mount()
+    holder = elsewhere()
+    umount = subprocess.Popen([SLICEFS, "umount", mount.path], stderr=subprocess.PIPE, text=True)
+    assert umount.stderr is not None
+    said = umount.stderr.readline()
+    assert f"process {holder.pid} (sleep) has it on {mount.path} in another mount" in said
+    assert not is_mounted(mount.path)
+    assert umount.poll() is None
+    assert not mount.has_ended()
+    holder.kill()
+    assert (umount.wait(END_S), umount.communicate()[1]) == (0, "")
+    assert mount.has_ended()
+    embedded.end()
+
+
+def test_umount_gives_up_on_a_mount_that_is_kept(
+    embedded: Volume,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(umount_cmd, "UMOUNT_WAIT_S", 0.2)
+    monkeypatch.setattr(umount_cmd, "SILENT_S", 0.1)
+    embedded.format()
+    mount = embedded.mount()
+    other = embedded.base / "other"
+    other.mkdir()
+    subprocess.run(["mount", "--bind", mount.path, other], check=True)
+    assert main.run(["umount", str(mount.path)]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"it is mounted on {other}, too: unmount that as well")
+    succeed("umount", other)
+    wait_until("the client ends", END_S, mount.has_ended)
+    embedded.end()
+
+
+def test_a_mount_that_got_the_device_number_since_keeps_nobody() -> None:
+    """An unmount that took long because Redis was away once named another volume's mount."""
+    other = find_mount("/proc")
+    assert other is not None
+    assert umount_cmd._holder(other, []) is None
+    holder = umount_cmd._holder(other, [other.id])
+    assert holder is not None
+    assert (holder.pid, holder.path) == ("self", "/proc")
+
+
+@pytest.mark.parametrize("unmounted", [False, True])
+def test_signal_though_a_namespace_keeps_the_mount(
+    embedded: Volume, elsewhere: Callable[[], subprocess.Popen[bytes]], unmounted: bool
+) -> None:
+    embedded.format()
+    mount = embedded.mount()
+    (mount.path / "file").write_text("data")
+    elsewhere()
+    if unmounted:
+        subprocess.run(["umount", mount.path], check=True)
+    os.kill(mount.pid, signal.SIGTERM)
+    wait_until("the client ends", END_S, mount.has_ended)
+    assert not is_mounted(mount.path)
+    assert (embedded.mount().path / "file").read_text() == "data"
+    embedded.end("unmounted, but process .* left without a client")
 
 
 def copy(source: Path, target: Path) -> None:

@@ -34,7 +34,8 @@ needs_namespaces = [
     ),
 ]
 
-_PREPARE = "set -e; mount --make-rprivate /"
+# Copies of mounts that others have would keep their clients alive.
+_PREPARE = "set -e; mount --make-rprivate /; umount -a -l -t fuse.slicefs"
 # a process namespace as well, so that nothing outlives the script, daemons included
 _APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
 

@@ -69,9 +69,7 @@ def _end(session: Session, mounted: Mounted) -> None:
                 busy = error
                 umount(mounted.mountpoint, lazy=True)
         if busy is None:
-            ended = SystemRuntime().spawn("test-wait", session.wait)
-            ended.join(END_S)
-            assert not ended.is_alive(), "workers still run after the unmount"
+            assert session.wait(END_S), "workers still run after the unmount"
     finally:
         os.close(mounted.fd)
     if busy is not None:

@@ -63,7 +63,7 @@ def test_umount_of_what_is_no_mount(tmp_path: Path) -> None:
 def test_mountinfo_line() -> None:
     line = "36 35 98:0 /mnt1 /mnt/two\\040words\\012x rw,noatime master:1 - fuse.slicefs a\\040b rw"
     info = parse_mountinfo(line)
-    assert info == ("98:0", "/mnt/two words\nx", "fuse.slicefs", "a b")
+    assert info == (36, "98:0", "/mnt/two words\nx", "fuse.slicefs", "a b")
 
 
 @needs_root_and_fuse

@@ -77,6 +77,12 @@ WRONG = [
 ]
 
 
+def test_an_unreachable_database_is_named() -> None:
+    """`?db=` and the files of TLS were once left out of the URL that was shown."""
+    with pytest.raises(ConfigError, match=r"can't reach unix:///nowhere/redis.sock\?db=3: "):
+        open_store(f"unix://:{SECRET}@/nowhere/redis.sock?db=3", RUNTIME)
+
+
 @pytest.mark.parametrize("form", WRONG)
 def test_errors_are_one_line_without_the_password(guarded: RedisServer, form: str) -> None:
     wrong = SECRET + "-wrong"

@@ -39,7 +39,6 @@ def test_disk_and_times(seed: int, model: Driver, disk: Driver) -> None:
 
 @settings(
     max_examples=100,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=step_lists(sysctls=SYSCTLS))

@@ -33,7 +33,7 @@ def test_seed(name: str, seed: int, model: Driver, driver_of: Callable[[str], Dr
 _QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=50, suppress_health_check=_QUIET)
 @given(steps=step_lists(sysctls=SYSCTLS))
 def test_hypothesis(
     steps: list[Step], model: Driver, tmpfs: Driver, driver_of: Callable[[str], Driver]
@@ -41,7 +41,7 @@ def test_hypothesis(
     run_equal(steps, [model, tmpfs, driver_of("meta-mem"), driver_of("vfs-mem")])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=15, suppress_health_check=_QUIET)
 @given(steps=step_lists(sysctls=SYSCTLS, fuse=True))
 def test_hypothesis_mounted(
     steps: list[Step], model: Driver, tmpfs: Driver, driver_of: Callable[[str], Driver]

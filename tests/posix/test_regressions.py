@@ -236,24 +236,29 @@ def test_dots_of_a_directory_that_is_known_whole() -> None:
 
 
 class _NoKernel:
-    """A notifier that notes which names it was told to forget."""
+    """A notifier that notes which names it was told to forget; `epoch`: it can forget all."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: bool) -> None:
         self.names: set[bytes] = set()
+        self.all = 0
+        self._epoch = epoch
 
     def inval_inode(self, ino: Ino) -> None: ...
     def inval_attr(self, ino: Ino) -> None: ...
+
     def inval_all(self) -> bool:
-        return True
+        self.all += self._epoch
+        return self._epoch
 
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         del parent
         self.names.add(name)
 
 
-def test_leases_of_absent_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("epoch", [False, True])
+def test_leases_of_absent_names_are_bounded(monkeypatch: pytest.MonkeyPatch, epoch: bool) -> None:
     monkeypatch.setattr(coherence, "LEASES_MAX", 10)
-    notifier, backend = _NoKernel(), MemBackend(RUNTIME)
+    notifier, backend = _NoKernel(epoch), MemBackend(RUNTIME)
     with inproc.client(lambda: MemStore(backend, tracked=True)) as made:
         made.vfs.coherence.start(notifier)
         made.meta.getattr(ROOT_CALLER, ROOT_INO)
@@ -261,6 +266,7 @@ def test_leases_of_absent_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             with suppress(FileNotFoundError):
                 made.vfs.lookup(ROOT_CALLER, ROOT_INO, b"absent%d" % number)
         deadline = RUNTIME.monotonic() + 5
-        while not notifier.names and RUNTIME.monotonic() < deadline:
+        while not (notifier.names or notifier.all) and RUNTIME.monotonic() < deadline:
             RUNTIME.sleep(0.01)
-        assert notifier.names
+        assert bool(notifier.names) != epoch
+        assert bool(notifier.all) == epoch

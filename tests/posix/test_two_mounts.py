@@ -13,6 +13,7 @@ import pytest
 
 from fsclient.coherence import AGAIN_AFTER_S
 from tests.posix.conftest import Twins
+from tests.redis_server import RedisServer
 
 NEWS_S = 0.1  # what news may take
 NEWS_MAX_S = 2.0  # on a machine that does other things, too
@@ -68,6 +69,32 @@ def test_news_of_another_mount(twins: Twins) -> None:
             took.setdefault(name, []).append(twins.wait_until(seen, NEWS_MAX_S))
     slow = {name: times for name, times in took.items() if statistics.median(times) > NEWS_S}
     assert not slow
+
+
+def test_a_lost_link_ends_what_the_kernel_believes(twins: Twins, redis_server: RedisServer) -> None:
+    """Names by the hundred, present and absent, and a file that is open."""
+    if twins.engine != "redis":
+        pytest.skip("without tracking there is no link")
+    names = [f"lost{number}" for number in range(100)]
+    here, there = twins.first, twins.second
+    for name in names:
+        (here / name).write_text("old")
+    twins.settle(names[-1])
+    with (there / names[0]).open() as file:
+        for _ in range(2):  # a first look-up is believed for a second only
+            assert all((there / name).stat().st_size == 3 for name in names)
+        assert not (there / "later").exists()
+        before = twins.stat("kernel_notifications_total")
+        redis_server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+        for name in names:
+            (here / name).rename(here / f"{name}-moved")
+        (here / f"{names[0]}-moved").write_text("newer")
+        (here / "later").touch()
+        twins.wait_until((there / "later").exists, NEWS_MAX_S)
+        twins.wait_until(lambda: not any((there / name).exists() for name in names), NEWS_MAX_S)
+        twins.wait_until(lambda: os.fstat(file.fileno()).st_size == 5, NEWS_MAX_S)
+        assert file.read() == "newer"
+    assert twins.stat("kernel_notifications_total") > before
 
 
 def test_news_in_a_row(twins: Twins) -> None:

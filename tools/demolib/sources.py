@@ -1,93 +1,140 @@
-"""What the demo works on: a source distribution from PyPI and a package from Debian.
+"""What the demo works on: a source distribution from PyPI and a source package from Debian.
 
-Each is fetched once with the registry's own client and kept in a cache. Without a network (or
-without that client) the Python installation's own library stands in, and the report says so.
+Each is fetched once, with the registry's own client, and kept in a cache. Without it the demo can
+show nothing, and says so.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Callable, Sequence
+import tarfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tools.demolib import debian, trees
+
 SDIST: Final = "django==5.2.8"  # 7,000 files, 10 MB packed; fixed, so that the cache stays right
-PACKAGE: Final = "tzdata"  # small, and a third of its 1,300 entries are symbolic links
 FETCH_S: Final = 120
-# Debian packs links last: with dpkg-deb -x they would give their directories the time of unpacking.
-_UNTAR: Final = "tar -x -p --delay-directory-restore"
-_UNDEB: Final = f'set -o pipefail; dpkg-deb --fsys-tarfile "$1" | {_UNTAR} -C "$2" -f -'
-_LEFT_OUT: Final = ("site-packages", "__pycache__", "*.pyc", "test", "idle_test")
+_TAR: Final = ("tar", "-x", "-p", "--numeric-owner", "--delay-directory-restore")
+
+
+class NoSource(Exception):
+    """Something to work on can't be had; what to do is in the message."""
 
 
 class Source(NamedTuple):
-    """Files in one archive, and the command that unpacks it into a directory."""
+    """Files in archives that are unpacked into one directory."""
 
     name: str
-    archive: Path
-    command: tuple[str, ...]
+    archives: tuple[Path, ...]
+    members: trees.Tree
 
     def unpack(self, target: Path) -> None:
         """Unpack into the new directory `target`. Raises: CalledProcessError."""
         target.mkdir()
-        words = [word.format(archive=self.archive, target=target) for word in self.command]
-        subprocess.run(words, check=True, capture_output=True)
+        for archive in self.archives:
+            command = [*_TAR, "-f", str(archive), "-C", str(target)]
+            subprocess.run(command, check=True, capture_output=True)
 
 
-def _tar(archive: Path) -> Source:
-    command = ("tar", "-x", "-p", "-f", "{archive}", "-C", "{target}")
-    return Source(archive.name, archive, command)
-
-
-def _deb(archive: Path) -> Source:
-    return Source(archive.name, archive, ("bash", "-c", _UNDEB, "bash", "{archive}", "{target}"))
+def part(source: Source, pattern: str) -> tuple[Path, trees.Tree]:
+    """The first directory that matches, and what is below it. Raises: NoSource."""
+    for top in source.members:
+        if top.match(pattern) and len(top.parts) == pattern.count("/") + 1:
+            below = {
+                path.relative_to(top): seen
+                for path, seen in source.members.items()
+                if top in path.parents
+            }
+            return top, below
+    raise NoSource(f"{source.name} has no {pattern}: tell the authors")
 
 
 def sources(cache: Path, offline: bool) -> list[Source]:
-    """Both sources; one of them, or Python's library, where they can't be had."""
+    """Both sources. Raises: NoSource."""
     cache.mkdir(parents=True, exist_ok=True)
+    python = _fetched(
+        cache, "django-*.tar.gz", None if offline else _from_pypi, "PyPI; check pip's settings"
+    )
+    described = _fetched(
+        cache,
+        f"{debian.PACKAGE}_*.dsc",
+        None if offline else _from_debian,
+        "a Debian mirror's source packages; check /etc/apt and the network",
+    )
+    archives = _described(described)
+    return [_source(python.name, (python,)), _source(described.stem, archives)]
+
+
+def _source(name: str, archives: tuple[Path, ...]) -> Source:
+    """Raises: NoSource."""
+    try:
+        return Source(name, archives, trees.members(archives))
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise NoSource(f"{archives[0]} is damaged: remove it and run the demo again") from error
+
+
+def _from_pypi(target: Path, work: Path) -> None:
+    del work
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-    pip += ["--disable-pip-version-check", SDIST]
-    found = [
-        _fetched(cache, "django-*.tar.gz", [] if offline else pip, _tar),
-        _fetched(
-            cache, f"{PACKAGE}_*.deb", [] if offline else ["apt-get", "download", PACKAGE], _deb
-        ),
-    ]
-    return [each for each in found if each is not None] or [_own_library(cache)]
+    command = [*pip, "--disable-pip-version-check", SDIST]
+    subprocess.run(command, cwd=target, check=True, capture_output=True, timeout=FETCH_S)
+
+
+def _from_debian(target: Path, work: Path) -> None:
+    debian.fetch(target, work)
 
 
 def _fetched(
-    cache: Path, pattern: str, command: Sequence[str], make: Callable[[Path], Source]
-) -> Source | None:
-    """The cached file, fetched if it is not there yet; None where that fails."""
-    if not any(cache.glob(pattern)) and command and shutil.which(command[0]):
+    cache: Path, pattern: str, fetch: Callable[[Path, Path], None] | None, where: str
+) -> Path:
+    """The cached file, fetched with what belongs to it if it is not there yet. Raises: NoSource."""
+    if not any(cache.glob(pattern)):
+        if fetch is None:
+            raise NoSource(f"{cache} has no {pattern}: run the demo without --offline once")
         work = cache / "fetching"
         shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
+        (work / "files").mkdir(parents=True)
         try:
-            subprocess.run(command, cwd=work, check=True, capture_output=True, timeout=FETCH_S)
-            for file in work.glob(pattern):
+            fetch(work / "files", work / "apt")
+            # the one that is looked for comes last: with it everything is there
+            for file in sorted((work / "files").iterdir(), key=lambda each: each.match(pattern)):
                 file.replace(cache / file.name)
-        except subprocess.SubprocessError:
-            pass  # no network, most likely: the caller does without
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NoSource(f"no {pattern} from {where} ({_why(error)})") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
-    files = sorted(cache.glob(pattern))
-    return make(files[-1]) if files else None
+    return max(cache.glob(pattern), key=lambda each: each.stat().st_mtime)
 
 
-def _own_library(cache: Path) -> Source:
-    """Python's standard library as an archive."""
-    archive = cache / f"python-{sys.version_info.major}.{sys.version_info.minor}-library.tar"
-    if not archive.exists():
-        library = Path(sysconfig.get_path("stdlib"))
-        excludes = [f"--exclude={pattern}" for pattern in _LEFT_OUT]
-        part = archive.with_suffix(".part")
-        command = ["tar", "-c", "-f", str(part), *excludes, "-C", str(library.parent), library.name]
-        subprocess.run(command, check=True, capture_output=True)
-        part.replace(archive)
-    return _tar(archive)
+def _why(error: Exception) -> str:
+    said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error).encode()
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[0].rstrip(".:")[:200] if lines else "no reason given"
+
+
+def _described(described: Path) -> tuple[Path, ...]:
+    """The archives of a .dsc file, whose sums are in it. Raises: NoSource."""
+    text = described.read_text()
+    sums = re.search(r"^Checksums-Sha256:[ ]*\n((?: .*\n)+)", text, re.MULTILINE)
+    found = []
+    for line in sums[1].splitlines() if sums is not None else ():
+        digest, _, name = line.split()
+        path = described.parent / name
+        try:
+            right = hashlib.sha256(path.read_bytes()).hexdigest() == digest
+        except FileNotFoundError:
+            right = False
+        if not right:
+            raise NoSource(f"{path} is not what {described.name} says: remove both, run it again")
+        if ".tar." in name and not name.endswith(".asc"):
+            found.append(path)
+    if not found:
+        raise NoSource(f"{described} lists no archives: remove it and run the demo again")
+    return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -53,9 +54,11 @@ def unpack(source: Source, target: Path) -> str:
     return f"{files:,} files, {size / 1e6:.1f} MB"
 
 
-def compare(original: Path, copy: Path) -> str:
-    """Every file's SHA-256, mode, owner, mtime and link against the original outside."""
-    return f"{trees.compare(original, copy):,} entries: same SHA-256, mode, mtime, links"
+def compare(source: Source, copy: Path) -> str:
+    """Every member's SHA-256, mode, owner, mtime and link against the archives."""
+    links = sum(stat.S_ISLNK(seen.mode) for seen in source.members.values())
+    count = trees.compare(source.members, copy)
+    return f"{count:,} as archived: SHA-256, mode, mtime, {links} links"
 
 
 def git(tree: Path, clone: Path) -> str:
@@ -113,18 +116,18 @@ def database(folder: Path) -> str:
     return f"{WRITERS} writers, {counts[0]} transactions, integrity_check {verdict}"
 
 
-def two_mounts(name: str, one: Path, two: Path, original: Path) -> str:
+def two_mounts(tree: Path, one: Path, two: Path, members: trees.Tree) -> str:
     """At the same time a tree is copied both ways; each copy is read on the mount it came from."""
     copies = (("there", one, two), ("back", two, one))
     running = [
-        subprocess.Popen(["cp", "-a", from_ / name, to / copy], stderr=subprocess.PIPE)
+        subprocess.Popen(["cp", "-a", from_ / tree, to / copy], stderr=subprocess.PIPE)
         for copy, from_, to in copies
     ]
     for process in running:
         _, said = process.communicate()
         if process.returncode != 0:
             raise Failed(f"cp: {said.decode(errors='replace')[-500:]}")
-    entries = sum(trees.compare(original, from_ / copy) for copy, from_, _ in copies)
+    entries = sum(trees.compare(members, from_ / copy) for copy, from_, _ in copies)
     return f"{entries:,} entries, each right on the other mount"
 
 

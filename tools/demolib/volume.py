@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,13 +76,19 @@ class Volume:
         return [line for line in lines if any(word in line for word in words)]
 
     def leave(self) -> None:
-        """Unmount whatever is mounted still, lazily as a last resort."""
-        for path in list(self._mounted):
+        """Unmount whatever is mounted still, lazily as a last resort, and end its client.
+
+        Says nothing where that fails: it is called because something else has.
+        """
+        for path, client in list(self._mounted.items()):
             try:
                 self.umount(path)
             except (RuntimeError, subprocess.SubprocessError):
-                self.run(["umount", "--lazy", str(path)])
-                self._mounted.pop(path, None)
+                with suppress(RuntimeError, subprocess.SubprocessError):
+                    self.run(["umount", "--lazy", str(path)])
+                with suppress(ProcessLookupError):
+                    os.kill(client, signal.SIGTERM)
+        self._mounted.clear()
 
 
 def _runs(pid: int) -> bool:
