@@ -30,7 +30,9 @@ from fsmeta.tikv_link import SCAN_MAX, Snapshot, TikvLink, Transaction, WriteCon
 CONFLICTS_MAX: Final = 30
 _BACKOFF_FIRST_S: Final = 0.0005
 _BACKOFF_MAX_S: Final = 0.1
-ROW_FIELDS_MAX: Final = 4096  # deleted at once; a row with more is shortened first, step by step
+ROW_FIELDS_MAX: Final = 4096  # deleted at once; of a row with more the front is deleted first
+STEP_FIELDS: Final = 1024  # of it in one transaction, which takes a tenth of a second
+HAND_OVER_TIMEOUT_S: Final = 30.0  # nothing is sent; only a busy machine takes seconds
 WORKERS_MAX: Final = 4096  # whose last sequence we remember; a mount has as many as threads
 
 
@@ -228,9 +230,15 @@ class Committer:
         image.learn_sum(row, {key[len(begin) :]: value for key, value in pairs})
 
     async def _load_fields(self, reader: Snapshot, image: Image, row: bytes, at_most: int) -> None:
+        image.learn_fields(row, await self._fields(reader, row, at_most))
+
+    async def _fields(
+        self, reader: Snapshot, row: bytes, at_most: int, first: bytes = b""
+    ) -> list[bytes]:
+        """The fields of a row from `first` on, no more than `at_most`."""
         begin, end = self._space.begin(row), self._space.end(row)
         fields: list[bytes] = []
-        cursor = begin
+        cursor = begin + first
         while len(fields) < at_most:
             limit = min(SCAN_MAX, at_most - len(fields))
             keys = await self._link.scan_keys(reader, cursor, end, limit)
@@ -238,7 +246,7 @@ class Committer:
             if len(keys) < limit:
                 break
             cursor = keys[-1] + b"\0"
-        image.learn_fields(row, fields)
+        return fields
 
     async def _write(
         self, transaction: Transaction, image: Image, changes: dict[Key, bytes | None]
@@ -265,10 +273,14 @@ class Committer:
                 work.append(inner.lock_keys(list(locks)))
             return asyncio.gather(*work)
 
-        await self._link.ask(start, trips=0)
+        await self._link.ask(start, trips=0, timeout_s=HAND_OVER_TIMEOUT_S)
 
     async def _shorten(self, jobs: list[_Job], found: _TooLong) -> None:
-        """Delete part of a row that is too long for one transaction, if its job would pass."""
+        """Delete all but the end of a row that is too long for one transaction, from the front.
+
+        If its job would pass; it is answered here if not. Behind what was deleted a scan meets none
+        of the locks that are still being turned into deletions.
+        """
         job = next(j for j in jobs if (DELETE_ROW, found.row) in j.commit.writes)
         try:
             await self._validate(job.commit._replace(writes=()))
@@ -276,13 +288,26 @@ class Committer:
             jobs.remove(job)
             job.answer(error)
             return
+        fields = found.fields
+        while len(fields) > ROW_FIELDS_MAX:
+            for begin in range(0, ROW_FIELDS_MAX, STEP_FIELDS):
+                await self._delete(found.row, fields[begin : begin + STEP_FIELDS])
+            snapshot = await self._link.snapshot()
+            cursor = fields[ROW_FIELDS_MAX]
+            fields = await self._fields(snapshot, found.row, ROW_FIELDS_MAX + 1, cursor)
+
+    async def _delete(self, row: bytes, fields: list[bytes]) -> None:
+        """Delete some fields, unless somebody changes them just now."""
         transaction = await self._link.begin()
         try:
-            await self._hand_over(transaction, {(found.row, f): None for f in found.fields})
+            await self._hand_over(transaction, {(row, field): None for field in fields})
         except BaseException:
             await self._link.abandon(transaction)
             raise
-        await self._link.commit(transaction)
+        try:
+            await self._link.commit(transaction)
+        except WriteConflict:
+            pass  # they are found again
 
     # --- who has committed what ------------------------------------------------------------------
 
