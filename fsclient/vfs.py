@@ -357,9 +357,10 @@ class VFS:
         assert handle.cursor is not None
         page, handle.cursor = self._meta.names(handle.file.ino, handle.cursor)
         seen = handle.seen
-        new = {dentry[0]: dentry for dentry in page if dentry[0] not in seen}
-        seen.update(new)
-        handle.entries.extend(new.values())
+        if seen or handle.cursor is not None:  # there is more than one page
+            page = [dentry for dentry in page if dentry[0] not in seen]
+            seen.update([dentry[0] for dentry in page])
+        handle.entries.extend(page)
 
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None:
         del caller, ino, fh

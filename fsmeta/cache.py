@@ -159,6 +159,10 @@ class RowCache:
         """Whether the store has promised to tell us when others change `row`."""
         return row in self._vouched
 
+    def vouched_among(self, rows: Iterable[bytes]) -> set[bytes]:
+        """Those of `rows` that `is_vouched` says yes to."""
+        return self._vouched.intersection(rows)
+
     def mark(self) -> Mark:
         """The moment before a request, for `fill` and `settle`."""
         return Mark(self._others.count, self._own.count)

@@ -9,7 +9,7 @@ Threading: any method from any thread.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -122,9 +122,10 @@ class Meta:
         """Whether we will hear of any change by others to what `getattr` says of `ino`."""
         return self.cache.is_vouched(schema.inode_row(ino))
 
-    def vouched_inodes(self, inos: Iterable[Ino]) -> set[Ino]:
+    def vouched_inodes(self, inos: Collection[Ino]) -> set[Ino]:
         """Those of `inos` that `vouches_inode` says yes to."""
-        return {ino for ino in inos if self.cache.is_vouched(schema.inode_row(ino))}
+        rows = dict(zip(schema.inode_rows(inos), inos, strict=True))
+        return {rows[row] for row in self.cache.vouched_among(rows)}
 
     def vouches_names(self, ino: Ino) -> bool:
         """Whether we will hear of any change by others to the names in directory `ino`."""
@@ -163,7 +164,7 @@ class Meta:
     def names(self, ino: Ino, cursor: bytes = b"") -> tuple[list[Dentry], bytes | None]:
         """A page of names in no order, and the next cursor.
 
-        A name there throughout is returned at least once, perhaps twice: leave out repeats.
+        A name there throughout is returned at least once, perhaps on two pages: leave out repeats.
         """
         row = schema.dir_row(ino)
         known = None if cursor else self.cache.complete(row)

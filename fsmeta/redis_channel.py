@@ -100,18 +100,22 @@ class _Link:
                 self.receiving.acquire()
             try:
                 while slot.left:
-                    self._receive_one()
+                    self._receive_some()
             finally:
                 self.receiving.release()
 
-    def _receive_one(self) -> None:
+    def _receive_some(self) -> None:
+        """Hand out the answers that are there, or else wait for more input."""
+        waiting, gets = self.waiting, self._reader.gets
         try:
-            reply = self._reader.gets()
+            reply = gets()
+            if reply is not False:
+                while reply is not False:
+                    waiting.popleft().take(reply)
+                    reply = gets()
+                return
         except hiredis.ProtocolError:  # no Redis speaks there; nothing after it makes sense either
             self._fail()
-            return
-        if reply is not False:
-            self.waiting.popleft().take(reply)
             return
         if self.exclusive:
             self._runtime.will_wait()  # TLS may hold input that the descriptor does not show

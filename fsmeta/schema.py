@@ -101,6 +101,12 @@ def inode_row(ino: int) -> bytes:
     return b"i" + pack_u64(ino)
 
 
+def inode_rows(inos: Iterable[int]) -> list[bytes]:
+    """`inode_row` of many."""
+    pack = pack_u64
+    return [b"i" + pack(ino) for ino in inos]
+
+
 def dir_row(ino: int) -> bytes:
     """The row of a directory's names."""
     return b"d" + pack_u64(ino)

@@ -14,9 +14,13 @@ from fsmeta.types import Attr, Ino
 def page(
     store: Store, cache: RowCache, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE
 ) -> Page:
-    """A page of a directory's row, which is remembered; each name is true at some moment."""
+    """A page of a directory's row, which is remembered; each name is true at some moment.
+
+    No name is twice on one page.
+    """
     mark = cache.mark()
     found = store.scan(row, cursor, limit)
+    found = Page(list(dict(found.items).items()), found.cursor)
     cache.fill_page(mark, row, cursor, found, store.vouches())
     return found
 
@@ -26,12 +30,14 @@ def attrs(store: Store, cache: RowCache, inos: Sequence[Ino]) -> dict[Ino, Attr]
 
     Each is true by itself, at some moment; no commit relies on them.
     """
+    rows = schema.inode_rows(inos)
+    vouched = cache.vouched_among(rows)
     found: dict[Ino, Attr] = {}
-    unknown: list[Ino] = []
-    for ino in inos:
-        attr = known_attr(cache, ino)
+    unknown: list[tuple[Ino, bytes]] = []
+    for ino, row in zip(inos, rows, strict=True):
+        attr = known_attr(cache, ino) if row in vouched else None
         if attr is None:
-            unknown.append(ino)
+            unknown.append((ino, row))
         else:
             found[ino] = attr
     if unknown:
@@ -39,13 +45,15 @@ def attrs(store: Store, cache: RowCache, inos: Sequence[Ino]) -> dict[Ino, Attr]
     return found
 
 
-def _fetch_attrs(store: Store, cache: RowCache, inos: Sequence[Ino]) -> dict[Ino, Attr]:
-    rows = [schema.inode_row(ino) for ino in inos]
+def _fetch_attrs(
+    store: Store, cache: RowCache, wanted: Sequence[tuple[Ino, bytes]]
+) -> dict[Ino, Attr]:
+    """`attrs` of inodes and their rows, from the store."""
     mark = cache.mark()
-    values = store.read_many(rows, schema.ATTR_FIELDS)
+    values = store.read_many([row for _, row in wanted], schema.ATTR_FIELDS)
     found: dict[Ino, Attr] = {}
     fresh: dict[bytes, dict[bytes, bytes | None]] = {}
-    for ino, row, (a, v) in zip(inos, rows, values, strict=True):
+    for (ino, row), (a, v) in zip(wanted, values, strict=True):
         fresh[row] = {schema.ATTR_FIELD: a, schema.VOLATILE_FIELD: v}
         if a is not None and v is not None:
             found[ino] = schema.unpack_inode(ino, a, v)
