@@ -22,8 +22,9 @@ from fsmeta.urls import TLS_FILES, shown_url
 from fsmeta.volume import VolumeFormat
 
 CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
-META_HELP: Final = "use redis://HOST:PORT/DB or sqlite:///FILE.db"
+META_HELP: Final = "use redis://HOST:PORT/DB, tikv://PD:PORT/PREFIX or sqlite:///FILE.db"
 _REDIS: Final = ("redis", "rediss", "unix")
+_TIKV: Final = "tikv"
 _SQLITE: Final = ("sqlite", "sqlite3")
 _SERVER_WORDS: Final = ("db", "username", "password")  # `?name=value` of a server's URL
 _TLS_WORDS: Final = (*TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname", "ssl_password")
@@ -46,6 +47,10 @@ def open_store(url: str, runtime: Runtime, create: bool = False) -> Store:
 
 def _open_server(url: str, runtime: Runtime) -> Store:
     """Raises: ConfigError."""
+    if url.partition("://")[0] == _TIKV:
+        from fsmeta.store_tikv import TikvStore
+
+        return TikvStore(url, runtime)
     _check_server(url)
     from fsmeta.store_redis import RedisStore
 
@@ -114,7 +119,7 @@ def sqlite_file(url: str) -> str | None:
         raise ConfigError(f"metadata URL {shown_url(url)!r} has no scheme: {META_HELP}")
     if scheme in _SQLITE:
         return sqlite_path(rest)
-    if scheme in _REDIS:
+    if scheme in _REDIS or scheme == _TIKV:
         return None
     raise ConfigError(f"metadata URL scheme {scheme!r} is unknown: {META_HELP}")
 

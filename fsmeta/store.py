@@ -15,7 +15,9 @@ A commit holds
   create files in one directory without ever conflicting.
 
 Rows whose names are one byte are tables of the whole volume: every client changes them, so no
-client is told of their changes and none remembers what it read there.
+client is told of their changes and none remembers what it read there. Those in SUMS hold counters
+that ADD moves; an engine may keep each in parts, so that clients do not queue for it. Their names
+have no zero byte.
 
 Threading: every method may be called from any thread.
 """
@@ -28,6 +30,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 FENCE_FIELD: Final = b"a"
 SCAN_PAGE: Final = 1000  # fields a page: ~100 kB, a few ms of any engine
 COMMIT_OPS_MAX: Final = 4096  # checks and writes together; a commit blocks Redis while it runs
+SUMS: Final = frozenset({b"U"})  # schema.USAGE
 
 # What a write does; a write is the tuple given here, in the shape that engines send and apply.
 PUT: Final = 0  # (PUT, row, field, value)

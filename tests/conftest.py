@@ -14,6 +14,7 @@ from fsmeta.check import check
 from fsmeta.store import Store
 from tests.ceph_cluster import CephCluster, short_directory
 from tests.redis_server import RedisServer
+from tests.tikv_server import TikvServer, failure, is_built, why_not
 
 # How long an example takes says nothing on a machine that has other work to do.
 settings.register_profile("slicefs", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,6 +31,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --soak"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what tests on TiKV need now: it may take longer than a test may take."""
+    wanted = any("tikv" in item.nodeid for item in session.items)
+    if wanted and not session.config.option.collectonly and not why_not() and not is_built():
+        print("building tests/tikvsim; it takes some minutes the first time", flush=True)
+        failure()
 
 
 def assert_clean(store: Store) -> None:
@@ -78,6 +87,23 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     directory: Path = tmp_path_factory.mktemp("redis")
     with RedisServer(directory) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tikv_cluster() -> Iterator[TikvServer]:
+    """A TiKV for all tests; see `tikv_server`."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with TikvServer() as server:
+        yield server
+
+
+@pytest.fixture
+def tikv_server(tikv_cluster: TikvServer) -> Iterator[TikvServer]:
+    """The same, without faults before and after the test."""
+    yield tikv_cluster
+    tikv_cluster.heal()
 
 
 @pytest.fixture

@@ -79,7 +79,8 @@ def format_(
 ) -> None:
     """Make the volume NAME with its metadata in META.
 
-    META is redis://HOST:PORT/DB, or sqlite:///FILE.db (a path with directories is absolute).
+    META is redis://HOST:PORT/DB, tikv://PD:PORT/PREFIX or sqlite:///FILE.db (a path with
+    directories is absolute).
     The object store is tested first; nothing is left behind where that fails. What is said here
     can't be changed later, but for the store's options, which a mount may give anew.
 

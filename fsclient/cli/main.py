@@ -102,7 +102,7 @@ class _Commands(click.Group):
 )
 @click.version_option(package_name="slicefs", prog_name="slicefs")
 def commands() -> None:
-    """A POSIX file system with metadata in Redis or SQLite and data in an object store."""
+    """A POSIX file system with metadata in Redis, TiKV or SQLite and data in an object store."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -37,7 +37,9 @@ def put(path: Path, data: bytes) -> None:
     """Write, fsync, close. Raises what any of them says."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        assert os.write(fd, data) == len(data)
+        wrote = 0
+        while wrote < len(data):  # write(2) that finds room for a part says how much it was
+            wrote += os.write(fd, data[wrote:])
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -14,7 +14,7 @@ from tests.meta.engines import ENGINES, Engine, open_engine
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     """A database with an empty volume. `parametrize("engine", […], indirect=True)` picks some."""
-    made = open_engine(request.param, tmp_path, lambda: request.getfixturevalue("redis_server"))
+    made = open_engine(request.param, tmp_path, request.getfixturevalue)
     try:
         made.format()
         yield made

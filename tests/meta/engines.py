@@ -16,11 +16,13 @@ from fsmeta.store import Commit, Store, Write
 from fsmeta.store_mem import MemBackend, MemStore
 from fsmeta.store_redis import RedisStore
 from fsmeta.store_sqlite import SqliteStore
+from fsmeta.store_tikv import TikvStore
 from fsmeta.transact import Transactor
 from fsmeta.types import Usage
 from tests.redis_server import RedisServer
+from tests.tikv_server import TikvServer
 
-ENGINES = ("mem", "sqlite", "redis")
+ENGINES = ("mem", "sqlite", "redis", "tikv")
 RUNTIME = SystemRuntime()
 NO_LIMITS = Usage(0, 0)
 NEWS_S = 5.0  # by then any news has come; only a failure takes longer
@@ -47,7 +49,7 @@ class Engine:
     @property
     def tells(self) -> bool:
         """Whether clients are told of each other's changes."""
-        return self.name != "sqlite"
+        return self.name not in ("sqlite", "tikv")
 
     def open(self) -> Store:
         """A client of its own; closed with the engine."""
@@ -79,14 +81,19 @@ class Engine:
                 thread.join(0.01)
 
 
-def open_engine(name: str, directory: Path, redis_server: Callable[[], RedisServer]) -> Engine:
+def open_engine(name: str, directory: Path, server_of: Callable[[str], Any]) -> Engine:
+    """`server_of` is told the name of a fixture: a server is started only where it is wanted."""
     if name == "mem":
         backend = MemBackend(RUNTIME)
         return Engine(name, lambda: MemStore(backend))
     if name == "sqlite":
         path = str(directory / "meta.db")
         return Engine(name, lambda: SqliteStore(path, RUNTIME, create=True), f"sqlite://{path}")
-    server = redis_server()
+    if name == "tikv":
+        cluster: TikvServer = server_of("tikv_server")
+        place = cluster.empty_url()
+        return Engine(name, lambda: TikvStore(place, RUNTIME), place)
+    server: RedisServer = server_of("redis_server")
     url = server.empty_url()
     return Engine(
         name,

@@ -153,8 +153,8 @@ def test_it_vouches_only_while_it_listens(engine: Engine) -> None:
     wait_until(lambda: not store.vouches())
 
 
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
-def test_sqlite_tells_nobody(engine: Engine) -> None:
+@pytest.mark.parametrize("engine", ["sqlite", "tikv"], indirect=True)
+def test_some_engines_tell_nobody(engine: Engine) -> None:
     store, other = engine.open(), engine.open()
     news: list[object] = []
     store.watch(news.append)

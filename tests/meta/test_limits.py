@@ -21,7 +21,7 @@ SPACE, INODES = 100 * 4096, 20
 @pytest.fixture(params=ENGINES)
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     """A volume of 100 pages and 20 inodes, the root among them."""
-    made = open_engine(request.param, tmp_path, lambda: request.getfixturevalue("redis_server"))
+    made = open_engine(request.param, tmp_path, request.getfixturevalue)
     try:
         made.format(Usage(SPACE, INODES))
         yield made

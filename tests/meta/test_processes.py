@@ -15,7 +15,7 @@ TIMES = 400
 END_S = 60
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "redis"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "redis", "tikv"], indirect=True)
 def test_processes_count_together(engine: Engine) -> None:
     command = [sys.executable, "-m", "tests.meta.counting", engine.url, str(TIMES)]
     processes = [

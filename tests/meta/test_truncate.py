@@ -72,7 +72,8 @@ def test_a_far_end_takes_one_step(engine: Engine) -> None:
     assert meta.getattr(ROOT, ino).size == FILE_SIZE_MAX
     before = meta.store.round_trips
     assert meta.setattr(ROOT, ino, SetAttr(size=50)).after.used == 50
-    assert meta.store.round_trips - before <= 4
+    # a read and a commit, which on TiKV are two and five
+    assert meta.store.round_trips - before <= (7 if engine.name == "tikv" else 4)
     assert _chunks(meta, ino) == [0]
     assert meta.setattr(ROOT, ino, SetAttr(size=FILE_SIZE_MAX)).after.size == FILE_SIZE_MAX
     with pytest.raises(OSError, match="size") as caught:

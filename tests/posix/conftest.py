@@ -23,10 +23,12 @@ from tests.posix import inproc
 from tests.posix.inproc import Connect
 from tests.posix.volumes import Volume, can_mount, new_volume, temporary_folder
 from tests.redis_server import RedisServer
+from tests.tikv_server import TikvServer, why_not
 
-ENGINES = ("mem", "sqlite", "redis")
+ENGINES = ("mem", "sqlite", "redis", "tikv")
 WHOLE = tuple(f"{kind}-{engine}" for engine in ENGINES for kind in ("meta", "vfs"))
-MOUNTS = ("mount-sqlite", "mount-redis")
+QUICK_MOUNTS = ("mount-sqlite", "mount-redis")
+MOUNTS = (*QUICK_MOUNTS, "mount-tikv")
 DRIVERS = (*WHOLE, "bare-mem", *MOUNTS)
 
 
@@ -36,19 +38,37 @@ def folder() -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture(scope="session")
-def databases(folder: Path) -> Iterator[Callable[[], str]]:
-    """Hands out empty databases of a redis-server that ends after everything that uses it."""
-    if not RedisServer.is_installed():
-        yield lambda: pytest.skip("needs redis-server")
-        return
-    (folder / "redis").mkdir()
-    with RedisServer(folder / "redis") as server:
-        yield server.empty_url
+Databases = Callable[[str], str]
+"""Hands out the URL of an empty database of an engine that is a server, or skips."""
 
 
 @pytest.fixture(scope="session")
-def engines(folder: Path, databases: Callable[[], str]) -> Callable[[str], Connect]:
+def databases(folder: Path) -> Iterator[Databases]:
+    """Servers that end after everything that uses them; each starts when first asked for."""
+    with ExitStack() as stack:
+        servers: dict[str, RedisServer | TikvServer] = {}
+
+        def start(engine: str) -> RedisServer | TikvServer:
+            if engine == "tikv":
+                reason = why_not()
+                if reason:
+                    pytest.skip(reason)
+                return stack.enter_context(TikvServer())
+            if not RedisServer.is_installed():
+                pytest.skip("needs redis-server")
+            (folder / "redis").mkdir()
+            return stack.enter_context(RedisServer(folder / "redis"))
+
+        def find(engine: str) -> str:
+            if engine not in servers:
+                servers[engine] = start(engine)
+            return servers[engine].empty_url()
+
+        yield find
+
+
+@pytest.fixture(scope="session")
+def engines(folder: Path, databases: Databases) -> Callable[[str], Connect]:
     """Makes a new database of an engine."""
     used = iter(range(100))
 
@@ -57,21 +77,21 @@ def engines(folder: Path, databases: Callable[[], str]) -> Callable[[str], Conne
             return inproc.memory()
         if engine == "sqlite":
             return inproc.sqlite(folder / f"inproc{next(used)}.db")
-        return inproc.redis(databases())
+        return inproc.server(databases(engine))
 
     return make
 
 
 @pytest.fixture(scope="session")
 def volumes(
-    folder: Path, databases: Callable[[], str]
+    folder: Path, databases: Databases
 ) -> Callable[[str, str], AbstractContextManager[Volume]]:
     """Makes a new volume of an engine, to be mounted."""
 
     def make(engine: str, name: str) -> AbstractContextManager[Volume]:
         if not can_mount():
             pytest.skip("needs root and /dev/fuse")
-        meta = f"sqlite://{folder / name}.db" if engine == "sqlite" else databases()
+        meta = f"sqlite://{folder / name}.db" if engine == "sqlite" else databases(engine)
         return new_volume(folder / name, meta)
 
     return make
@@ -142,7 +162,7 @@ class Twins:
         """Wait until both mounts say the same of a file: on Redis news takes a few milliseconds.
 
         Without tracking there is no news: a kernel that has looked believes it for a second, so
-        tests over SQLite only look at what they have not seen or have written since.
+        tests over the others only look at what they have not seen or have written since.
         """
         if self.engine != "redis":
             return
@@ -178,7 +198,7 @@ class Twins:
         return time.monotonic() - begin
 
 
-@pytest.fixture(scope="session", params=("sqlite", "redis"))
+@pytest.fixture(scope="session", params=("sqlite", "redis", "tikv"))
 def twins(
     request: pytest.FixtureRequest,
     volumes: Callable[[str, str], AbstractContextManager[Volume]],

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fsclient.client import Client, ClientOptions
+from fsclient.config import open_store
 from fsclient.verify import verify_objects
 from fsdata.obj_mem import MemObjects
 from fsmeta import volume
@@ -16,7 +17,6 @@ from fsmeta.engine import Meta
 from fsmeta.runtime import SystemRuntime
 from fsmeta.store import Store
 from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.store_redis import RedisStore
 from fsmeta.store_sqlite import SqliteStore
 from fsmeta.transact import Transactor
 from tests.posix.metafs import MetaFS
@@ -36,9 +36,9 @@ def sqlite(path: Path) -> Connect:
     return lambda: SqliteStore(str(path), RUNTIME, True)
 
 
-def redis(url: str) -> Connect:
+def server(url: str) -> Connect:
     """An empty database of a server."""
-    return lambda: RedisStore(url, RUNTIME)
+    return lambda: open_store(url, RUNTIME)
 
 
 def format_volume(connect: Connect) -> None:

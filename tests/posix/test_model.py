@@ -15,7 +15,7 @@ from tests.model.drivers import Driver
 from tests.model.gen import step_lists, steps_of_seed
 from tests.model.ops import Step
 from tests.model.tree import Sysctls
-from tests.posix.conftest import DRIVERS, MOUNTS
+from tests.posix.conftest import DRIVERS, MOUNTS, QUICK_MOUNTS
 
 SYSCTLS = Sysctls.of_host()
 STEPS = 60
@@ -46,4 +46,4 @@ def test_hypothesis(
 def test_hypothesis_mounted(
     steps: list[Step], model: Driver, tmpfs: Driver, driver_of: Callable[[str], Driver]
 ) -> None:
-    run_equal(steps, [model, tmpfs, *map(driver_of, MOUNTS)])
+    run_equal(steps, [model, tmpfs, *map(driver_of, QUICK_MOUNTS)])

@@ -1,0 +1,199 @@
+"""The TiKV engine: a field is a key, a commit an optimistic transaction, a read a snapshot.
+
+Works on a cluster that other programs use, too: everything is under the prefix that the URL names.
+TiKV tells nobody of changes, so callers fall back on short timeouts, as on SQLite.
+
+What the contract leaves to the verbs: no key stands for "this row is empty" or "this row and all
+that comes into it is deleted". Whoever makes names in a directory checks a record of its inode, and
+whoever removes the directory deletes that record, so the two meet there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from fsmeta.errors import ConfigError
+from fsmeta.runtime import Runtime
+from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, RowPage, Store
+from fsmeta.tikv_commit import Committer
+from fsmeta.tikv_keys import KeySpace, folded, is_sum
+from fsmeta.tikv_link import SCAN_MAX, Snapshot, TikvLink
+
+URL_HELP: Final = "write tikv://PD:PORT[,PD:PORT…]/PREFIX"
+_PREFIX: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PLACE: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+_FEW: Final = 16  # keys asked for beyond what is wanted, where rows may be larger than they were
+
+
+def parse_url(url: str) -> tuple[list[str], str]:
+    """The placement drivers and the prefix that `url` names. Raises: ConfigError."""
+    rest = url.partition("://")[2]
+    place, _, prefix = rest.partition("/")
+    if "?" in rest or "@" in rest:
+        raise ConfigError(
+            f"metadata URL {url.partition('?')[0].rpartition('@')[2]!r}: TiKV is reached without"
+            f" password or TLS: {URL_HELP}"
+        )
+    drivers = place.split(",")
+    for driver in drivers:
+        if not _PLACE.fullmatch(driver) or int(driver.rpartition(":")[2]) > 65535:
+            raise ConfigError(f"metadata URL {url!r}: {driver!r} is no HOST:PORT: {URL_HELP}")
+    if not _PREFIX.fullmatch(prefix):
+        raise ConfigError(
+            f"metadata URL {url!r}: the prefix {prefix!r} of the volume's keys: use 1 to 64 of"
+            f" A-Z, a-z, 0-9, '.', '_' and '-': {URL_HELP}"
+        )
+    return drivers, prefix
+
+
+class TikvStore:
+    """One client's connection to a volume in a TiKV cluster."""
+
+    name = "tikv"
+
+    def __init__(self, url: str, runtime: Runtime) -> None:
+        """Raises: ConfigError where the URL is wrong or nothing answers there."""
+        drivers, prefix = parse_url(url)
+        self._space = KeySpace(prefix)
+        self._link = TikvLink(drivers, runtime)
+        self._committer = Committer(self._link, self._space, runtime)
+
+    @property
+    def round_trips(self) -> int:
+        return self._link.round_trips
+
+    def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+        if not keys:
+            return []
+        return self._link.read(lambda: self._read(keys))
+
+    async def _read(self, keys: Sequence[Key]) -> list[bytes | None]:
+        return await self._values(await self._link.snapshot(), keys)
+
+    async def _values(self, snapshot: Snapshot, keys: Sequence[Key]) -> list[bytes | None]:
+        """The values of `keys` at one moment."""
+        sums = {row for row, _ in keys if is_sum(row)}
+        places = [self._space.key(row, field) for row, field in keys]
+        wanted = list({p for p, (row, _) in zip(places, keys, strict=True) if row not in sums})
+        found, *rows = await asyncio.gather(
+            self._link.get(snapshot, wanted), *(self._sum(snapshot, row) for row in sums)
+        )
+        known = dict(zip(sums, rows, strict=True))
+        return [
+            known[row].get(field) if row in sums else found.get(place)
+            for place, (row, field) in zip(places, keys, strict=True)
+        ]
+
+    async def _sum(self, snapshot: Snapshot, row: bytes) -> dict[bytes, bytes]:
+        """A whole row of counters that lie in parts."""
+        begin, end = self._space.begin(row), self._space.end(row)
+        pairs = await self._link.scan(snapshot, begin, end, SCAN_MAX)
+        return folded({key[len(begin) :]: value for key, value in pairs})
+
+    def read_many(
+        self, rows: Sequence[bytes], fields: Sequence[bytes]
+    ) -> list[Sequence[bytes | None]]:
+        values = self.read([(row, field) for row in rows for field in fields])
+        width = len(fields)
+        return [values[at : at + width] for at in range(0, len(values), width)]
+
+    def read_linked(
+        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+    ) -> tuple[bytes | None, list[bytes | None]]:
+        return self._link.read(lambda: self._read_linked(row, field, skip, prefix, fields))
+
+    async def _read_linked(
+        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+    ) -> tuple[bytes | None, list[bytes | None]]:
+        snapshot = await self._link.snapshot()
+        value = (await self._values(snapshot, [(row, field)]))[0]
+        if value is None:
+            return None, []
+        linked = prefix + value[skip:]
+        return value, await self._values(snapshot, [(linked, name) for name in fields])
+
+    def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        if not rows:
+            return []
+        return self._link.read(lambda: self._read_rows(rows))
+
+    async def _read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        """One walk from the first row to the last, skipping what lies between where it is much."""
+        snapshot = await self._link.snapshot()
+        found: dict[bytes, dict[bytes, bytes]] = {row: {} for row in rows}
+        begins = sorted(self._space.begin(row) for row in found)
+        end = self._space.end(self._space.row_of(begins[-1]))
+        at, cursor = 0, begins[0]
+        while at < len(begins):
+            limit = min(SCAN_MAX, 4 * (len(begins) - at) + _FEW)
+            pairs = await self._link.scan(snapshot, cursor, end, limit)
+            for key, value in pairs:
+                row = self._space.row_of(key)
+                if row in found:
+                    found[row][key[len(self._space.begin(row)) :]] = value
+            if len(pairs) < limit:
+                break
+            cursor = pairs[-1][0] + b"\0"
+            while at < len(begins) and self._space.end(self._space.row_of(begins[at])) <= cursor:
+                at += 1
+            if at < len(begins):
+                cursor = max(cursor, begins[at])
+        return [folded(found[row]) if is_sum(row) else found[row] for row in rows]
+
+    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
+        return self._link.read(lambda: self._scan(row, cursor, min(limit, SCAN_MAX)))
+
+    async def _scan(self, row: bytes, cursor: bytes, limit: int) -> Page:
+        snapshot = await self._link.snapshot()
+        if is_sum(row):
+            return Page(list((await self._sum(snapshot, row)).items()), None)
+        begin, end = self._space.begin(row), self._space.end(row)
+        pairs = await self._link.scan(snapshot, begin + cursor, end, limit)
+        items = [(key[len(begin) :], value) for key, value in pairs]
+        return Page(items, items[-1][0] + b"\0" if len(items) == limit else None)
+
+    def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
+        return self._link.read(lambda: self._scan_rows(prefix, cursor, min(limit, SCAN_MAX)))
+
+    async def _scan_rows(self, prefix: bytes, cursor: bytes, limit: int) -> RowPage:
+        """Rows are sorted by length, then name: the prefix is looked for among those of each."""
+        snapshot = await self._link.snapshot()
+        space = self._space
+        position = cursor or space.seek(len(prefix), prefix)
+        while True:
+            keys = await self._link.scan_keys(snapshot, position, space.end_of_all(), SCAN_PAGE)
+            rows: list[bytes] = []
+            for row in dict.fromkeys(space.row_of(key) for key in keys):
+                if row.startswith(prefix) and len(rows) < limit:
+                    rows.append(row)
+                    position = space.end(row)
+                else:
+                    break
+            if rows:
+                return RowPage(rows, position)
+            if not keys:
+                return RowPage([], None)
+            row = space.row_of(keys[0])  # the prefix is not here: at its place among longer rows?
+            position = space.seek(len(row) + (row > prefix), prefix)
+
+    def commit(self, commit: Commit) -> None:
+        self._link.call(self._committer.commit(commit))
+
+    def sync(self) -> None:
+        """TiKV answers when most replicas have a commit on disk."""
+
+    def watch(self, listener: Listener) -> None:
+        """TiKV tells nobody; callers fall back on short timeouts."""
+
+    def vouches(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _conforms(store: TikvStore) -> Store:
+    return store

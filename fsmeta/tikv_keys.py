@@ -1,0 +1,91 @@
+"""Where a row and a field are in TiKV's one ordered map; used by `store_tikv` and `tikv_commit`.
+
+    S <prefix> / <length of row, 2 bytes> <row> <field>
+
+All keys of a volume begin with its space, so volumes share a cluster. The length keeps each row in
+one piece whatever its name, and rows of one length in order. `docs/FORMAT.md` says the same.
+
+Counters that everybody adds to (`SUMS`) lie in parts: beside `<field>` there are
+`<field> 00 <part>`, decimal like it, and the value is the sum of all. Who adds without a limit
+picks a part, so that two clients seldom want the same key.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from fsmeta.store import SUMS
+
+PARTS: Final = 64  # of one counter: with 64 clients at once, two in three adds find theirs free
+_LENGTH: Final = struct.Struct(">H")
+_PART: Final = b"\0"
+
+
+class KeySpace:
+    """The keys of one volume."""
+
+    def __init__(self, prefix: str) -> None:
+        self.space = b"S" + prefix.encode() + b"/"
+
+    def key(self, row: bytes, field: bytes) -> bytes:
+        """Where a field is."""
+        return self.space + _LENGTH.pack(len(row)) + row + field
+
+    def begin(self, row: bytes) -> bytes:
+        """Where the fields of `row` begin."""
+        return self.key(row, b"")
+
+    def end(self, row: bytes) -> bytes:
+        """Where they have ended."""
+        return after(self.begin(row))
+
+    def seek(self, length: int, prefix: bytes) -> bytes:
+        """Where rows of at least `length` bytes that begin with `prefix` can first be."""
+        return self.space + _LENGTH.pack(length) + prefix
+
+    def end_of_all(self) -> bytes:
+        """Where the volume's keys have ended."""
+        return after(self.space)
+
+    def row_of(self, key: bytes) -> bytes:
+        """The row that `key` is in."""
+        at = len(self.space) + _LENGTH.size
+        return key[at : at + _LENGTH.unpack_from(key, len(self.space))[0]]
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key behind all that begin with `prefix`."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1])
+
+
+def part_of(field: bytes, number: int) -> bytes:
+    """Where part `number` of a counter in SUMS is."""
+    return field + _PART + bytes([number % PARTS])
+
+
+def is_sum(row: bytes) -> bool:
+    """Whether the fields of `row` lie in parts."""
+    return row in SUMS
+
+
+def folded(fields: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The fields of a row in SUMS, each with its parts added up.
+
+    What is no number is shown as it is, for the reader to complain about.
+    """
+    values: dict[bytes, bytes] = {}
+    for stored in sorted(fields):  # a counter comes before its parts
+        name, _, part = stored.partition(_PART)
+        value, before = fields[stored], values.get(name)
+        if before is None:
+            values[name] = value
+        elif part and _is_number(before):
+            values[name] = b"%d" % (int(before) + int(value)) if _is_number(value) else value
+    return values
+
+
+def _is_number(value: bytes) -> bool:
+    return value.removeprefix(b"-").isdigit()

@@ -1,0 +1,157 @@
+"""What each verb asks of TiKV, request by request.
+
+The kernel has looked up the names beforehand, as in `test_round_trips`; parents are known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fsmeta.engine import Meta
+from fsmeta.ops.rename import Place
+from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr, Slice
+from tests.meta.engines import Engine
+from tests.tikv_server import TikvServer
+
+pytestmark = pytest.mark.parametrize("engine", ["tikv"], indirect=True)
+KERNEL = Caller(1000, 1000, checked=True)
+
+# a timestamp and one request
+READ = {"Tso": 1, "KvBatchGet": 1}
+# a timestamp, everything it relies on, writing, a timestamp, committing; the last request is the
+# one that commits the other keys, which nobody waits for
+COMMIT = {"Tso": 2, "KvBatchGet": 1, "KvPrewrite": 1, "KvCommit": 2}
+COMMIT_WAITS = 5
+QUIET_S = 0.1  # a request takes a hundredth of it
+
+
+class Client:
+    """A client, and what its last verb has asked for."""
+
+    def __init__(self, meta: Meta, server: TikvServer) -> None:
+        self.meta = meta
+        self.waits = 0
+        self._server = server
+        self.dir = meta.lookup(KERNEL, ROOT_INO, b"d").ino
+        self.spare = self.create(b"spare")  # takes ids
+        self._write(self.spare)
+
+    def create(self, name: bytes, mode: int = 0o100666) -> Ino:
+        return self.meta.create(KERNEL, self.dir, name, mode).ino
+
+    def _write(self, ino: Ino) -> None:
+        piece = Slice(0, self.meta.new_slice_id(), 100, 0, 100)
+        self.meta.write_slices(ino, [(0, piece)], 100, 1)
+
+    def requests(self, verb: Callable[[], object]) -> dict[str, int]:
+        """Requests by kind; those behind the answer have come, too."""
+        before, waits = self._settled(), self.meta.store.round_trips
+        verb()
+        self.waits = self.meta.store.round_trips - waits
+        after = self._settled()
+        return {name: n - before.get(name, 0) for name, n in after.items() if n != before.get(name)}
+
+    def _settled(self) -> dict[str, int]:
+        """The counts, once nothing more comes behind the answers."""
+        counts = self._server.counts()
+        while True:
+            time.sleep(QUIET_S)
+            before, counts = counts, self._server.counts()
+            if before == counts:
+                return counts
+
+
+@pytest.fixture
+def client(engine: Engine, tikv_server: TikvServer) -> Client:
+    other = engine.meta()
+    directory = other.create(KERNEL._replace(uid=0), ROOT_INO, b"d", 0o40777).ino
+    other.create(KERNEL, directory, b"theirs", 0o100666)
+    return Client(engine.meta(), tikv_server)
+
+
+def test_reads(client: Client) -> None:
+    meta = client.meta
+    ino = meta.lookup(KERNEL, client.dir, b"theirs").ino
+    meta.cache.forget()
+    assert client.requests(lambda: meta.getattr(KERNEL, ino)) == READ
+    assert client.requests(lambda: meta.getattr(KERNEL, ino)) == READ  # nobody would have told us
+    look = lambda: meta.lookup(KERNEL, client.dir, b"theirs")  # noqa: E731
+    assert client.requests(look) == {"Tso": 1, "KvBatchGet": 2}
+    assert client.waits == 3
+    assert client.requests(lambda: meta.read_chunk(ino, 0)) == READ
+    assert client.requests(lambda: meta.names(client.dir)) == {"Tso": 1, "KvScan": 1}
+    assert client.requests(lambda: meta.attrs([ino, client.spare, client.dir])) == READ
+    assert client.requests(meta.statfs) == {"Tso": 1, "KvScan": 1}
+
+
+def test_changes(client: Client) -> None:
+    meta, directory = client.meta, client.dir
+    ino = client.create(b"mine")
+
+    def cost(verb: Callable[..., object], *args: object) -> dict[str, int]:
+        return client.requests(lambda: verb(KERNEL, *args))
+
+    assert cost(meta.setattr, ino, SetAttr(mode=0o640)) == COMMIT
+    assert client.waits == COMMIT_WAITS
+    assert client.requests(lambda: client._write(ino)) == COMMIT
+    assert cost(meta.setxattr, ino, b"user.a", b"1") == COMMIT
+    old, new = Place(directory, b"mine"), Place(directory, b"new")
+    with pytest.raises(FileNotFoundError):
+        meta.lookup(KERNEL, *new)
+    assert cost(meta.rename, old, new) == COMMIT
+    with pytest.raises(FileNotFoundError):
+        meta.lookup(KERNEL, directory, b"more")
+    assert cost(meta.link, ino, directory, b"more") == COMMIT
+    assert cost(meta.unlink, directory, b"more") == COMMIT
+    assert cost(meta.unlink, directory, b"new") == COMMIT
+    assert client.waits == COMMIT_WAITS
+
+
+@pytest.mark.parametrize(("mode", "rows"), [(0o100644, 1), (0o40755, 2)], ids=["create", "mkdir"])
+def test_what_is_new_is_looked_at_besides(client: Client, mode: int, rows: int) -> None:
+    """That each of its rows is empty takes a scan, at the same time as the rest is read."""
+    with pytest.raises(FileNotFoundError):
+        client.meta.lookup(KERNEL, client.dir, b"n")
+    assert client.requests(lambda: client.create(b"n", mode)) == {**COMMIT, "KvScan": rows}
+
+
+def test_rmdir(client: Client) -> None:
+    """One scan tells that the directory is empty, one what its own row holds."""
+    client.create(b"sub", 0o40755)
+    asked = client.requests(lambda: client.meta.rmdir(KERNEL, client.dir, b"sub"))
+    assert asked.pop("KvScan") <= 3
+    assert asked == COMMIT
+
+
+REPLICATION_MS = 20  # what a cluster takes to agree on a write, only more
+
+
+def test_nothing_waits_for_what_is_still_being_committed(
+    client: Client, tikv_server: TikvServer
+) -> None:
+    """The other keys of a commit are locked for a moment after its answer: reading one takes three
+    waits more. The next create in the directory, and the next commit of the worker, read none.
+    """
+    inos = [client.create(b"warm%d" % n) for n in range(2)]  # their directory is known, and ids
+    for method in ("KvPrewrite", "KvCommit"):
+        tikv_server.fault(method, "delay", millis=REPLICATION_MS)
+
+    def work() -> None:
+        for n in range(5):
+            with pytest.raises(FileNotFoundError):
+                client.meta.lookup(KERNEL, client.dir, b"n%d" % n)
+            inos.append(client.create(b"n%d" % n))
+
+    creates = client.requests(work)
+    assert creates["KvBatchGet"] == 2 * 5  # the look-up, and what the create relies on
+    assert creates["KvPrewrite"] == 5
+
+    def write() -> None:
+        for ino in inos:
+            client._write(ino)
+
+    writes = client.requests(write)
+    assert (writes["KvBatchGet"], writes["KvPrewrite"]) == (len(inos), len(inos))

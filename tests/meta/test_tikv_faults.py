@@ -1,0 +1,206 @@
+"""TiKV when answers are lost, clients die, clocks stand still and regions move."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fsmeta import schema
+from fsmeta.errors import Ambiguous, Unavailable
+from fsmeta.store import DELETE_ROW, PUT, Store
+from fsmeta.store_tikv import parse_url
+from fsmeta.tikv_keys import KeySpace
+from fsmeta.types import ROOT_CALLER as ROOT
+from fsmeta.types import ROOT_INO
+from tests.conftest import assert_clean
+from tests.meta.engines import Engine, change, transactor, wait_until
+from tests.meta.sessions import FENCE, A, B, fenced, outcome_of, put
+from tests.meta.victim import ONE, TWO
+from tests.meta.work import random_work
+from tests.tikv_server import TikvServer
+
+pytestmark = pytest.mark.parametrize("engine", ["tikv"], indirect=True)
+LOCKS_EXPIRE_S = 25.0  # those of a dead client, and the requests that find it out
+TRIES = 11  # of the package, for a request that gets no answer
+IN_TIME_S = 8.0  # one request is given up after 5 s
+
+
+@pytest.fixture
+def store(engine: Engine) -> Store:
+    opened = engine.open()
+    put(opened, FENCE, a=b"1")
+    return opened
+
+
+# --- what gets lost ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arrives", ["after", "before"])
+def test_a_lost_answer_is_found_out(store: Store, tikv_server: TikvServer, arrives: str) -> None:
+    """All answers to the second phase are lost; undoing it tells whether there is anything to."""
+    tikv_server.fault("KvCommit", arrives)
+    with ThreadPoolExecutor(1) as pool:
+        outcome = outcome_of(pool.submit(store.commit, fenced(A, b"a", 1)))
+    assert outcome == ("applied" if arrives == "after" else "Unavailable")
+    tikv_server.heal()
+    store.commit(fenced(A, b"a", 1))
+    assert store.read_rows([A]) == [{b"log": b"a", b"n": b"1"}]
+
+
+@pytest.mark.parametrize("arrives", ["after", "before"])
+def test_what_stays_in_doubt_counts_once(
+    engine: Engine, store: Store, tikv_server: TikvServer, arrives: str
+) -> None:
+    store.commit(fenced(A, b"a", 1))
+    tikv_server.fault("KvCommit", arrives)
+    tikv_server.fault("KvBatchRollback", "before")
+    with pytest.raises(Ambiguous):
+        store.commit(fenced(A, b"b", 2))
+    tikv_server.heal()
+    for sender in (store, store, engine.open()):
+        sender.commit(fenced(A, b"b", 2))
+        assert store.read_rows([A]) == [{b"log": b"ab", b"n": b"2"}]
+
+
+def test_the_retry_loop_settles_doubt(engine: Engine, tikv_server: TikvServer) -> None:
+    """A verb whose answers are lost works all the same, once."""
+    meta = engine.meta()
+    tikv_server.fault("KvCommit", "after", count=TRIES)
+    tikv_server.fault("KvBatchRollback", "before", count=TRIES)
+    meta.create(ROOT, ROOT_INO, b"name", 0o100644)
+    assert meta.transactor.counters.repeats == 1
+    assert meta.statfs().inodes_used == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "count"),
+    [
+        ("KvBatchGet", "before", TRIES + 1),
+        ("KvBatchGet", "busy", 4),
+        ("KvScan", "busy", 4),
+        ("KvPrewrite", "before", TRIES + 1),
+        ("KvPrewrite", "after", TRIES + 1),
+        ("KvPrewrite", "busy", 4),
+        ("KvPrewrite", "leader", TRIES + 1),
+        ("KvCommit", "busy", 4),
+        ("KvCommit", "leader", TRIES + 1),
+        ("Tso", "before", 3),
+    ],
+)
+def test_a_verb_outlasts(
+    engine: Engine, tikv_server: TikvServer, method: str, kind: str, count: int
+) -> None:
+    """Trouble that ends within the retry loop's time is not seen above it."""
+    meta = engine.meta()
+    for n in range(2):
+        tikv_server.fault(method, kind, count=count, skip=n)
+        meta.create(ROOT, ROOT_INO, b"n%d" % n, 0o100644)
+        tikv_server.heal()
+    assert meta.transactor.counters.unavailable
+    assert meta.statfs().inodes_used == 3
+    assert len(meta.names(ROOT_INO)[0]) == 2
+
+
+def test_a_dead_clients_locks_are_passed(
+    engine: Engine, store: Store, tikv_server: TikvServer
+) -> None:
+    """Killed between the two phases: what it has locked is free again once its time is over."""
+    command = [sys.executable, "-m", "tests.meta.victim", engine.url]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as victim:
+        assert victim.stdin is not None
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "ready\n"
+        before = tikv_server.counts().get("KvCommit", 0)
+        tikv_server.fault("KvCommit", "freeze")
+        victim.stdin.write("go\n")
+        victim.stdin.flush()
+        wait_until(lambda: tikv_server.counts()["KvCommit"] > before)
+        victim.kill()
+    tikv_server.heal()
+    run = transactor(store, deadline_s=LOCKS_EXPIRE_S)
+    found = run.view(lambda txn: txn.get_many([(ONE, b"x"), (TWO, b"x")]))
+    assert found in ([None, None], [b"victim", b"victim"])
+    run.run(lambda txn: txn.put(TWO, b"x", b"mine"))
+    run.run(lambda txn: txn.put(ONE, b"x", b"mine"))
+    assert store.read([(ONE, b"x"), (TWO, b"x")]) == [b"mine", b"mine"]
+
+
+@pytest.mark.parametrize("method", ["Tso", "KvBatchGet"])
+def test_no_answer_is_waited_for_without_end(
+    store: Store, tikv_server: TikvServer, method: str
+) -> None:
+    tikv_server.fault(method, "freeze")
+    begin = time.monotonic()
+    with pytest.raises(Unavailable, match="in time"):
+        store.read([(A, b"x"), (B, b"x")])
+    with pytest.raises(Unavailable, match="in time"):
+        store.commit(fenced(A, b"a", 1))
+    assert time.monotonic() - begin < 2 * IN_TIME_S
+    tikv_server.heal()
+    store.commit(fenced(A, b"a", 1))
+    assert store.read([(A, b"log")]) == [b"a"]
+
+
+def test_closing_does_not_wait(engine: Engine, store: Store, tikv_server: TikvServer) -> None:
+    """Whoever waits is told that it is not known what became of it."""
+    before = tikv_server.counts()["KvCommit"]
+    tikv_server.fault("KvCommit", "freeze")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.commit, fenced(A, b"a", 1))
+        wait_until(lambda: tikv_server.counts()["KvCommit"] > before)
+        begin = time.monotonic()
+        store.close()
+        assert time.monotonic() - begin < IN_TIME_S
+        assert outcome_of(waiting) == "Ambiguous"
+    tikv_server.heal()
+    other = transactor(engine.open(), deadline_s=LOCKS_EXPIRE_S)
+    assert other.view(lambda txn: txn.get(A, b"log")) in (None, b"a")
+
+
+# --- regions -------------------------------------------------------------------------------------
+
+
+def test_regions_split_and_move_under_work(engine: Engine, tikv_server: TikvServer) -> None:
+    """Rows torn apart, and led by another store from one moment to the next."""
+    metas = [engine.meta() for _ in range(2)]
+    space = KeySpace(parse_url(engine.url)[1])
+    works = [
+        threading.Thread(target=random_work, args=(meta, random.Random(seed), 60))
+        for seed, meta in enumerate(metas)
+    ]
+    for work in works:
+        work.start()
+    root, inode = schema.dir_row(ROOT_INO), schema.inode_row
+    cuts = [space.key(root, b"n5"), space.key(inode(ROOT_INO), b"v"), space.begin(inode(10))]
+    for cut in (*cuts, space.begin(schema.USAGE), space.begin(root), space.key(inode(4), b"c")):
+        tikv_server.split(cut)
+        time.sleep(0.02)
+        tikv_server.move_leaders()
+        time.sleep(0.02)
+    for work in works:
+        work.join()
+    assert_clean(engine.first)
+
+
+def test_a_row_in_many_regions(engine: Engine, store: Store, tikv_server: TikvServer) -> None:
+    space = KeySpace(parse_url(engine.url)[1])
+    names = [b"%03d" % n for n in range(300)]
+    store.commit(change(*((PUT, A, name, name) for name in names)))
+    for name in names[::50]:
+        tikv_server.split(space.key(A, name))
+    tikv_server.move_leaders()
+    assert store.read_rows([A, B]) == [{name: name for name in names}, {}]
+    page = store.scan(A, limit=120)
+    assert [name for name, _ in page.items] == names[:120]
+    assert store.read([(A, name) for name in names]) == list(names)
+    assert A in store.scan_rows(b"t").rows
+    store.commit(change((DELETE_ROW, A), (PUT, B, b"x", b"1"), checks=[(A, b"299", b"299")]))
+    assert store.read_rows([A, B]) == [{}, {b"x": b"1"}]
