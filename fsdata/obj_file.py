@@ -4,7 +4,7 @@ What `file://` volumes use, and the object store of tests and benchmarks. A put 
 `sync` does, for the file and the directories that lead to it. Temporary files live in `.tmp` of the
 root, are named after this process's random word, and old ones are removed when a store is opened.
 
-Threading: any method from any thread; the only shared state is a counter.
+Threading: any method from any thread; they share a counter and a guess of how long reads take.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from fsmeta.runtime import Runtime
 
 TMP_DIR = ".tmp"
 TMP_AGE_NS = 86_400 * 10**9  # a put never takes a day, so an older temporary file has no owner
+SLOW_S = 0.001  # reads that take longer wait for a disk; others are copies from the page cache
+AVERAGE_OF = 8  # reads, so that two from a slow disk are enough
 IOV_MAX = 1024  # linux/uio.h: buffers of one writev(2)
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_CLOEXEC
@@ -35,6 +37,8 @@ class FileObjects:
         self._root = root.rstrip("/") or "/"
         self._tmp = f"{self._root}/{TMP_DIR}/{runtime.random_bits(64):016x}."
         self._count = count()
+        self._runtime = runtime
+        self._average_s = 0.0  # of reads; threads may miss each other's
         try:
             os.makedirs(f"{self._root}/{TMP_DIR}", exist_ok=True)
             self._sweep(runtime.now_ns() - TMP_AGE_NS)
@@ -74,6 +78,7 @@ class FileObjects:
             raise self._translate(error, key) from error
 
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
+        begun = self._begin_read()
         try:
             fd = os.open(self._path(key), _READ)
             try:
@@ -81,18 +86,30 @@ class FileObjects:
                 return os.pread(fd, stop - begin, begin) if stop > begin else b""
             finally:
                 os.close(fd)
+                self._end_read(begun)
         except OSError as error:
             raise self._translate(error, key) from error
 
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
+        begun = self._begin_read()
         try:
             fd = os.open(self._path(key), _READ)
             try:
                 return os.preadv(fd, pieces, 0)
             finally:
                 os.close(fd)
+                self._end_read(begun)
         except OSError as error:
             raise self._translate(error, key) from error
+
+    def _begin_read(self) -> float:
+        """When a read begins; says that it will wait, if reads have taken long of late."""
+        if self._average_s > SLOW_S:
+            self._runtime.will_wait()
+        return self._runtime.monotonic()
+
+    def _end_read(self, begun: float) -> None:
+        self._average_s += (self._runtime.monotonic() - begun - self._average_s) / AVERAGE_OF
 
     def delete(self, key: str) -> None:
         try:

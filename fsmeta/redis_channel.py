@@ -28,6 +28,8 @@ from fsmeta.errors import Ambiguous, Corrupt, StoreError, StoreFull, Unavailable
 from fsmeta.runtime import Runtime
 
 ANSWER_TIMEOUT_S: Final = 10.0  # a Redis that is silent for longer is taken for gone
+SOON_S: Final = 0.0002  # about what it costs to let another thread read requests meanwhile
+LATENCY_SHARE: Final = 16  # a longer wait counts by a sixteenth, a shorter one in full
 _RECEIVE_BYTES: Final = 64 << 10
 _TIMEVAL: Final = struct.Struct("@ll")
 
@@ -92,34 +94,39 @@ class _Link:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
 
-    def receive(self, slot: _Slot) -> None:
-        """Read until `slot` has its answer, handing out the answers before it."""
+    def receive(self, slot: _Slot, soon: bool) -> None:
+        """Read until `slot` has its answer, handing out the answers before it.
+
+        `soon`: it will be there before anything else could be begun.
+        """
         while slot.left:
             if not self.receiving.acquire(blocking=False):
                 self._runtime.will_wait()
                 self.receiving.acquire()
             try:
                 while slot.left:
-                    self._receive_some()
+                    self._receive_some(soon)
             finally:
                 self.receiving.release()
 
-    def _receive_some(self) -> None:
+    def _receive_some(self, soon: bool) -> None:
         """Hand out the answers that are there, or else wait for more input."""
         waiting, gets = self.waiting, self._reader.gets
         try:
             reply = gets()
             if reply is not False:
-                while reply is not False:
+                while reply is not False and waiting:
                     waiting.popleft().take(reply)
                     reply = gets()
+                if reply is not False:
+                    self._fail()  # an answer that nobody has asked for
                 return
         except hiredis.ProtocolError:  # no Redis speaks there; nothing after it makes sense either
             self._fail()
             return
         if self.exclusive:
             self._runtime.will_wait()  # TLS may hold input that the descriptor does not show
-        else:
+        elif not soon:
             self._runtime.await_input(self._descriptor)
         try:
             count = self.sock.recv_into(self._buffer)
@@ -168,6 +175,8 @@ class Channel:
         self._resets = 0  # written by `reset`
         self._failures = 0  # connections that could not be made; guarded by _send
         self._failure = ""  # why the last one could not; guarded by _send
+        # near the shortest of late, since threads wait for each other, too; written without a lock
+        self._latency_s = 0.0
         self.requests = 0  # guarded by _send
 
     def request(self, packed: bytes) -> Any:
@@ -182,6 +191,7 @@ class Channel:
         """The replies to `count` packed requests sent together. Raises: as `request`."""
         slot = _Slot(count)
         failures = self._failures
+        begun, latency = self._runtime.monotonic(), self._latency_s
         with self._send:
             link = self._ready_link(failures)
             self.requests += 1
@@ -191,8 +201,11 @@ class Channel:
             except OSError:
                 link.hang_up()
             if link.exclusive:
-                link.receive(slot)
-        link.receive(slot)
+                link.receive(slot, soon=False)
+        link.receive(slot, count == 1 and latency <= SOON_S)
+        if count == 1:
+            took = self._runtime.monotonic() - begun
+            self._latency_s = min(took, latency + (took - latency) / LATENCY_SHARE)
         return [_answer(reply) for reply in slot.replies]
 
     def reset(self) -> None:

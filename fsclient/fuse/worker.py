@@ -11,6 +11,7 @@ import logging
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import Final, Protocol
 
 from fsclient.filesystem import Buffer
@@ -25,10 +26,13 @@ from fsmeta.types import Caller
 
 log = logging.getLogger(__name__)
 
+# copying fewer takes less than handing over the turn to read
+LARGE_BYTES: Final = 256 << 10
 PIECES_MAX: Final = 1023  # IOV_MAX is 1024 and the header takes one
 GONE: Final = frozenset((errno.ENODEV, errno.ECONNABORTED, errno.ENOTCONN))
 RETRY: Final = frozenset((errno.EINTR, errno.EAGAIN, errno.ENOENT))  # ENOENT: taken back in time
 _NOBODY: Final = Caller(-1, -1)
+_SIZE: Final = Struct("=16xI")  # of READ and WRITE, as in abi.READ_IN and abi.WRITE_IN
 _NO_OPCODE: Final = 0  # stands for every opcode beyond our tables
 
 
@@ -121,7 +125,7 @@ class Worker:
                 caller = Caller(uid, gid, (), pid, True)
             if opcode >= OPCODES:
                 opcode = _NO_OPCODE
-            elif opcode in moving:
+            elif opcode in moving and _SIZE.unpack_from(view, BODY)[0] >= LARGE_BYTES:
                 roster.give_turn(slot)  # bytes are copied without the interpreter's lock
             answer = serve(opcode, caller, ino, view, end)
             stats.served += 1

@@ -56,6 +56,47 @@ def test_directory_hides_and_sweeps_temporary_files(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / TMP_DIR) == ["new"]
 
 
+class Told:
+    """Counts who said that they wait; its clock is later each time one looks."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.at = self.later_s = 0.0
+        self.runtime = SystemRuntime()
+        self.runtime.tell(self)
+        self.runtime.monotonic = self._look
+
+    def _look(self) -> float:
+        self.at += self.later_s
+        return self.at
+
+    def will_wait(self) -> None:
+        self.waits += 1
+
+    def await_input(self, descriptor: int) -> None:
+        raise AssertionError(descriptor)
+
+
+def test_reads_from_a_slow_disk_say_that_they_wait(tmp_path: Path) -> None:
+    told = Told()
+    store = FileObjects(told.runtime, str(tmp_path))
+    store.put("k", (b"data",))
+
+    def waits(later_s: float) -> int:
+        """Of ten reads, after thirty."""
+        told.later_s = later_s
+        for n in range(40):
+            if n == 30:
+                told.waits = 0
+            if n % 2:
+                assert store.get("k") == b"data"
+            else:
+                assert store.get_into("k", (memoryview(bytearray(4)),)) == 4
+        return told.waits
+
+    assert [waits(later_s) for later_s in (0.0001, 0.008, 0.0001)] == [0, 10, 0]
+
+
 def test_directory_writes_many_pieces(tmp_path: Path) -> None:
     store = FileObjects(RUNTIME, str(tmp_path))
     pieces = [b"%d," % n for n in range(3000)]

@@ -13,7 +13,7 @@ import redis
 
 from fsmeta.errors import Ambiguous, StoreError, Unavailable
 from fsmeta.redis_channel import Channel
-from fsmeta.runtime import Thread
+from fsmeta.runtime import SystemRuntime, Thread
 from tests.meta.engines import RUNTIME, wait_until
 
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
@@ -114,6 +114,8 @@ def test_reset_does_not_wait_for_a_connection(server: FakeServer) -> None:
     assert into == [b"PONG"]
     assert server.attempts == 2
     channel.close()
+    for far in server.far:
+        far.close()
 
 
 def test_close_ends_a_wait_for_an_answer(server: FakeServer) -> None:
@@ -157,3 +159,55 @@ def test_what_is_no_redis_is_hung_up_on(server: FakeServer) -> None:
     server.greeting = PONG
     assert channel.request(PING) == b"PONG"
     channel.close()
+
+
+class Told:
+    """Counts how often somebody waits for input and lets others work meanwhile."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def will_wait(self) -> None:
+        pass
+
+    def await_input(self, descriptor: int) -> None:
+        del descriptor
+        self.times += 1
+
+
+def _answer(far: socket.socket, seconds: float) -> None:
+    """Serve PINGs, each after a while."""
+    while far.recv(len(PING)):
+        time.sleep(seconds)
+        far.sendall(PONG)
+
+
+@pytest.mark.parametrize(("seconds", "lets"), [(0.0, False), (0.005, True)])
+def test_only_who_waits_long_lets_others_work(seconds: float, lets: bool) -> None:
+    """Handing over takes longer than an answer that comes at once."""
+    runtime, told, server = SystemRuntime(), Told(), FakeServer()
+    runtime.tell(told)
+    channel = Channel(server.make, runtime)
+    channel.request(PING)  # the greeting answers
+    server.far[0].recv(len(PING))
+    answering = threading.Thread(target=_answer, args=(server.far[0], seconds))
+    answering.start()
+    for _ in range(60):
+        channel.request(PING)
+    assert (told.times > 50) == lets, told.times
+    channel.close()
+    answering.join()
+    server.far[0].close()
+
+
+def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
+    server = FakeServer()
+    server.greeting = PONG * 2
+    channel = Channel(server.make, RUNTIME)
+    channel.request(PING)
+    server.greeting = PONG
+    channel.request(PING)
+    assert server.attempts == 2
+    channel.close()
+    for far in server.far:
+        far.close()
