@@ -1,8 +1,8 @@
 """What a commit means, once, for every engine that can get and put inside a transaction.
 
-`store_mem` and `store_sqlite` call `apply_commit`; on Redis the same steps are `redis_commit.lua`,
-which takes MERGE and ADD before the other writes: see `_assert_apart`. The caller provides
-atomicity: it discards all puts when this raises.
+`store_mem`, `store_sqlite` and `tikv_image` call `apply_commit`; on Redis the same steps are
+`redis_commit.lua`, which takes MERGE and ADD before the other writes: see `_assert_apart`. The
+caller provides atomicity: it discards all puts when this raises.
 """
 
 from __future__ import annotations

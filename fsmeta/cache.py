@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from fsmeta.apply import merge
 from fsmeta.runtime import Runtime
-from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Page, Write, is_table
+from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Write, is_table
 
 ROWS_MAX: Final = 100_000  # about 60 MB with two small records a row
 ROW_FIELDS_MAX: Final = 20_000  # of one row, say a directory's names: about 4 MB
@@ -175,10 +175,18 @@ class RowCache:
             self._store(mark, row, fields, vouched)
             self._own.add((), {row: fields})
 
-    def fill_page(self, mark: Mark, row: bytes, cursor: bytes, page: Page, vouched: bool) -> None:
-        """`fill` with the page of a scan at `cursor`: after the last one the row is complete."""
+    def fill_page(
+        self,
+        mark: Mark,
+        row: bytes,
+        cursor: bytes,
+        fields: Mapping[bytes, bytes | None],
+        following: bytes | None,
+        vouched: bool,
+    ) -> None:
+        """`fill` with the page of a scan from `cursor` to `following`; the last one, which has
+        none following, makes the row complete."""
         assert not is_table(row)
-        fields = dict(page.items)
         with self._lock:
             if not cursor:
                 if not vouched:
@@ -193,10 +201,10 @@ class RowCache:
             del self._scanned[row]
             if not alone:
                 return  # what is not on the page may have been changed since, who knows how
-            if page.cursor is None:
+            if following is None:
                 self._complete.add(row)
             else:
-                self._scanned[row] = page.cursor
+                self._scanned[row] = following
 
     def fill_rows(
         self, mark: Mark, rows: Mapping[bytes, dict[bytes, bytes | None]], vouched: bool

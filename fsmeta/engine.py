@@ -8,7 +8,6 @@ Threading: any method from any thread.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -205,8 +204,7 @@ class Meta:
         self._run(xattrs.setxattr, caller, ino, name, value, flags)
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
-        if xattrs.known_absent(self.cache, ino, name):
-            raise OSError(errno.ENODATA, "no such attribute")
+        xattrs.require_not_known_absent(self.cache, ino, name)
         return self._view(xattrs.getxattr, caller, ino, name)
 
     def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]:

@@ -15,6 +15,7 @@ Threading: `probe` comes first, then the watcher alone. The file is closed when 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import statistics
@@ -60,10 +61,14 @@ class IdlePolling:
         """
         if self._descriptor is None or self._wanted or not _is_virtual():
             return
-        halting = wake_s(self._runtime)
-        os.write(self._descriptor, _POLL)
-        polling = wake_s(self._runtime)
-        os.write(self._descriptor, _HALT)
+        try:
+            halting = wake_s(self._runtime)
+            os.write(self._descriptor, _POLL)
+            polling = wake_s(self._runtime)
+            os.write(self._descriptor, _HALT)
+        except OSError as error:
+            log.debug("idle processors will halt: %s", error)
+            return
         self._wanted = halting - polling >= WORTH_S
         log.debug(
             "waking a processor takes %.0f µs, one that polls %.0f µs: %s",
@@ -126,29 +131,43 @@ def _is_virtual() -> bool:
 
 
 def wake_s(runtime: Runtime) -> float:
-    """Seconds to wake a processor that has been idle, and be woken by it; 0 where there is one."""
+    """Seconds to wake a processor that has been idle, and be woken by it; 0 where there is one.
+
+    Raises: OSError where we may not choose our processors.
+    """
     cpus = sorted(os.sched_getaffinity(0))  # 0 is the calling thread
     if len(cpus) < 2:
         return 0.0
-    ours, theirs = os.pipe(), os.pipe()
+    (ours, to_us), (theirs, to_them) = os.pipe(), os.pipe()
 
     def echo() -> None:
-        os.sched_setaffinity(0, {cpus[-1]})
-        while os.read(ours[0], 1):
-            os.write(theirs[1], b".")
+        try:
+            os.sched_setaffinity(0, {cpus[-1]})
+            while os.read(theirs, 1):
+                os.write(to_us, b".")
+        except OSError as error:
+            log.debug("no trial of waking: %s", error)
+        finally:
+            os.close(to_us)
 
     echoing = runtime.spawn("idle-echo", echo)
-    os.sched_setaffinity(0, {cpus[0]})
-    taken: list[float] = []
-    for _ in range(_ROUNDS):
-        runtime.sleep(_REST_S)
-        begun = runtime.monotonic()
-        os.write(ours[1], b".")
-        os.read(theirs[0], 1)
-        taken.append(runtime.monotonic() - begun)
-    os.close(ours[1])
-    echoing.join()
-    os.sched_setaffinity(0, cpus)
-    for descriptor in (ours[0], *theirs):
-        os.close(descriptor)
+    try:
+        os.sched_setaffinity(0, {cpus[0]})
+        taken = [_round_s(runtime, ours, to_them) for _ in range(_ROUNDS)]
+    finally:
+        os.sched_setaffinity(0, cpus)
+        os.close(to_them)
+        echoing.join()
+        os.close(ours)
+        os.close(theirs)
     return statistics.quantiles(taken, n=4)[0]  # who else works now only adds to it
+
+
+def _round_s(runtime: Runtime, source: int, target: int) -> float:
+    """Seconds from a byte to `target` to the one that answers it. Raises: OSError."""
+    runtime.sleep(_REST_S)
+    begun = runtime.monotonic()
+    os.write(target, b".")
+    if not os.read(source, 1):
+        raise OSError(errno.EPIPE, "the other thread has ended")
+    return runtime.monotonic() - begun

@@ -20,9 +20,9 @@ def page(
     """
     mark = cache.mark()
     found = store.scan(row, cursor, limit)
-    found = Page(list(dict(found.items).items()), found.cursor)
-    cache.fill_page(mark, row, cursor, found, store.vouches())
-    return found
+    fields = dict(found.items)
+    cache.fill_page(mark, row, cursor, fields, found.cursor, store.vouches())
+    return Page(list(fields.items()), found.cursor)
 
 
 def attrs(store: Store, cache: RowCache, inos: Sequence[Ino]) -> dict[Ino, Attr]:

@@ -21,15 +21,20 @@ _SECURITY: Final = b"security."
 _NAMESPACES: Final = (_USER, b"trusted.", _SECURITY)
 
 
-def known_absent(cache: RowCache, ino: Ino, name: bytes) -> bool:
-    """Whether it is known, without asking the store, that nobody gets a value for `name`.
+def require_not_known_absent(cache: RowCache, ino: Ino, name: bytes) -> None:
+    """Answer without asking the store where it is known that nobody gets a value for `name`.
 
     Of `security.*` only, which anyone may read: the kernel asks for `security.capability` when it
-    first writes to a file.
+    first writes to a file. Raises: ENODATA.
     """
     if not name.startswith(_SECURITY):
-        return False
-    return cache.get(schema.inode_row(ino), schema.xattr_field(name), need_vouched=True) is None
+        return
+    if cache.get(schema.inode_row(ino), schema.xattr_field(name), need_vouched=True) is None:
+        raise _no_such()
+
+
+def _no_such() -> OSError:
+    return OSError(errno.ENODATA, "no such attribute")
 
 
 def setxattr(txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, flags: int) -> None:
@@ -54,21 +59,21 @@ def _require_presence(old: bytes | None, flags: int) -> None:
     if flags == CREATE and old is not None:
         raise OSError(errno.EEXIST, "the attribute exists")
     if flags == REPLACE and old is None:
-        raise OSError(errno.ENODATA, "no such attribute")
+        raise _no_such()
 
 
 def getxattr(txn: Txn, env: Env, ino: Ino, name: bytes) -> bytes:
     """The value of an attribute. Raises: ENODATA, ENOTSUP, EACCES, ESTALE."""
     value = _find(txn, env, ino, name, access.READ)
     if value is None:
-        raise OSError(errno.ENODATA, "no such attribute")
+        raise _no_such()
     return value[len(_MARK) :]
 
 
 def removexattr(txn: Txn, env: Env, ino: Ino, name: bytes) -> None:
     """Raises: ENODATA, ENOTSUP, EPERM, EACCES, ESTALE."""
     if _find(txn, env, ino, name, access.WRITE) is None:
-        raise OSError(errno.ENODATA, "no such attribute")
+        raise _no_such()
     txn.delete(schema.inode_row(ino), schema.xattr_field(name))
     _touch(txn, env, ino)
 

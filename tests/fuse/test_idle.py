@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from fsclient.fuse import idle
 from fsclient.fuse.idle import DEVICE, IdlePolling, wake_s
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
@@ -79,10 +82,10 @@ def test_never_means_never(tmp_path: Path) -> None:
 
 def test_without_the_device(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
-    idle = IdlePolling(SystemRuntime(), "auto", absent)
-    idle.probe()
-    idle.look(10**9)
-    assert idle.numbers()["idle_polling"] == 0
+    polling = IdlePolling(SystemRuntime(), "auto", absent)
+    polling.probe()
+    polling.look(10**9)
+    assert polling.numbers()["idle_polling"] == 0
     with pytest.raises(ConfigError, match=f"--idle-poll always: can't open {absent}: No such file"):
         IdlePolling(SystemRuntime(), "always", absent)
 
@@ -95,17 +98,43 @@ def test_a_trial_leaves_things_as_they_were() -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_trial_that_is_not_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """Some containers may not choose their processors: the mount goes on, and nothing is left."""
+    caller, choose = threading.current_thread(), os.sched_setaffinity
+
+    def refuse(pid: int, cpus: set[int]) -> None:
+        if (threading.current_thread() is caller) == (whose == "ours") and len(cpus) == 1:
+            raise PermissionError(errno.EPERM, "not allowed")
+        choose(pid, cpus)
+
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one processor: no trial")
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    monkeypatch.setattr(idle, "_is_virtual", lambda: True)
+    device = tmp_path / "device"
+    device.write_bytes(b"")
+    polling = IdlePolling(SystemRuntime(), "auto", str(device))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    polling.probe()
+    polling.look(10**9)
+    assert device.read_bytes() == b""
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 @pytest.mark.skipif(not os.access(DEVICE, os.R_OK | os.W_OK), reason=f"needs {DEVICE}, as root")
 def test_the_kernel_hears_of_it() -> None:
     """Others may ask for the same meanwhile, so only the asking itself is looked at."""
-    idle = IdlePolling(SystemRuntime(), "always")
+    polling = IdlePolling(SystemRuntime(), "always")
     for served in range(10**6, 10**7, 10**6):
         time.sleep(0.001)
-        idle.look(served)
-    assert idle.asked
+        polling.look(served)
+    assert polling.asked
     descriptor = os.open(DEVICE, os.O_RDONLY)
     try:
         assert struct.unpack("=i", os.read(descriptor, 4)) == (POLL,)
     finally:
         os.close(descriptor)
-        idle.rest()
+        polling.rest()

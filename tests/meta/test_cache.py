@@ -300,11 +300,11 @@ def test_only_rows_known_to_be_empty_are_complete() -> None:
 
 def test_a_row_scanned_to_its_end_is_complete() -> None:
     cache = _cache()
-    cache.fill_page(cache.mark(), ROW, b"", Page([(b"a", b"1")], b"more"), True)
+    cache.fill_page(cache.mark(), ROW, b"", {b"a": b"1"}, b"more", True)
     assert cache.get(ROW, b"a", True) == b"1"
     assert cache.get(ROW, b"none", True) is MISSING
     cache.settle(cache.mark(), [], [(PUT, ROW, b"c", b"1"), (DELETE, ROW, b"a")], True)
-    cache.fill_page(cache.mark(), ROW, b"more", Page([(b"b", b"1")], None), True)
+    cache.fill_page(cache.mark(), ROW, b"more", {b"b": b"1"}, None, True)
     assert cache.get(ROW, b"none", True) is None
     assert cache.complete(ROW) == [(b"c", b"1"), (b"b", b"1")]
 
@@ -313,16 +313,16 @@ def test_a_row_scanned_to_its_end_is_complete() -> None:
 def test_a_scan_that_was_disturbed_completes_nothing(how: str) -> None:
     cache = _cache()
     begun = cache.mark()
-    cache.fill_page(begun, ROW, b"", Page([(b"a", b"1")], b"more"), True)
+    cache.fill_page(begun, ROW, b"", {b"a": b"1"}, b"more", True)
     if how == "news":
         cache.drop([ROW])
     elif how == "commit":  # it was sent before the page was read, and deletes what is in there
         cache.settle(begun, [], [(DELETE, ROW, b"a")], True)
     elif how == "another scan":
-        cache.fill_page(cache.mark(), ROW, b"", Page([(b"a", b"1")], b"elsewhere"), True)
+        cache.fill_page(cache.mark(), ROW, b"", {b"a": b"1"}, b"elsewhere", True)
     else:
         cache.forget()
-    cache.fill_page(cache.mark(), ROW, b"more", Page([(b"b", b"1")], None), True)
+    cache.fill_page(cache.mark(), ROW, b"more", {b"b": b"1"}, None, True)
     assert cache.get(ROW, b"none", True) is MISSING
     assert cache.complete(ROW) is None
 
@@ -333,14 +333,14 @@ def test_a_page_that_commits_overtook_completes_nothing() -> None:
     gone, page, back = cache.mark(), cache.mark(), cache.mark()  # as the store sees them
     cache.settle(back, [], [(PUT, ROW, FIELD, b"1")], True)
     cache.settle(gone, [], [(DELETE, ROW, FIELD)], True)
-    cache.fill_page(page, ROW, b"", Page([], None), True)
+    cache.fill_page(page, ROW, b"", {}, None, True)
     assert cache.get(ROW, FIELD, True) is MISSING
 
 
 def test_a_listing_forgets_what_it_has_not_found_where_no_news_come() -> None:
     cache = _cache()
-    cache.fill_page(cache.mark(), ROW, b"", Page([(b"a", b"1"), (b"b", b"1")], None), False)
-    cache.fill_page(cache.mark(), ROW, b"", Page([(b"a", b"1")], None), False)
+    cache.fill_page(cache.mark(), ROW, b"", {b"a": b"1", b"b": b"1"}, None, False)
+    cache.fill_page(cache.mark(), ROW, b"", {b"a": b"1"}, None, False)
     assert cache.get(ROW, b"b", False) is None
 
 

@@ -83,35 +83,33 @@ def _ask(channel: Channel, into: list[object]) -> Thread:
     return RUNTIME.spawn("asks", body)
 
 
-def test_close_does_not_wait_for_a_connection(server: FakeServer) -> None:
-    """As at an unmount while Redis is away."""
+def _while_connecting(server: FakeServer, act: Callable[[Channel], None]) -> tuple[Channel, object]:
+    """Do `act`, which must not wait, while a connection is being made; what who asked got."""
     answer = threading.Event()
     server.connecting = answer.wait
     channel, into = Channel(server.make, RUNTIME), list[object]()
     thread = _ask(channel, into)
     wait_until(lambda: server.attempts)
     began = time.monotonic()
-    channel.close()
+    act(channel)
     assert time.monotonic() - began < AT_ONCE_S
     answer.set()
     thread.join()
-    assert into == [Unavailable]
+    (got,) = into
+    return channel, got
+
+
+def test_close_does_not_wait_for_a_connection(server: FakeServer) -> None:
+    """As at an unmount while Redis is away."""
+    _, got = _while_connecting(server, Channel.close)
+    assert got == Unavailable
     assert server.attempts == 1
 
 
 def test_reset_does_not_wait_for_a_connection(server: FakeServer) -> None:
     """And what was being connected before it is not used."""
-    answer = threading.Event()
-    server.connecting = answer.wait
-    channel, into = Channel(server.make, RUNTIME), list[object]()
-    thread = _ask(channel, into)
-    wait_until(lambda: server.attempts)
-    began = time.monotonic()
-    channel.reset()
-    assert time.monotonic() - began < AT_ONCE_S
-    answer.set()
-    thread.join()
-    assert into == [b"PONG"]
+    channel, got = _while_connecting(server, Channel.reset)
+    assert got == b"PONG"
     assert server.attempts == 2
     channel.close()
     for far in server.far:
