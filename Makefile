@@ -9,15 +9,17 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?=
 ARGS ?=
+JOBS ?= 3
 BENCH ?= all
 
 BIN := .venv/bin
 STAMPS := .venv/stamps
 
 # PACKAGE:PROOF; see tools/apt.sh.
-PACKAGES := redis-server:redis-server fuse3:fusermount3 gcc:gcc libc6-dev:/usr/include/stdio.h \
-	make:make git:git attr:setfattr acl:setfacl ceph-mon:ceph-mon ceph-osd:ceph-osd \
-	ceph-common:monmaptool radosgw:radosgw python3-rados:/usr/lib/python3/dist-packages/rados.*.so
+RUN_PACKAGES := fuse3:fusermount3 gcc:gcc libc6-dev:/usr/include/stdio.h git:git xz-utils:xz
+PACKAGES := $(RUN_PACKAGES) redis-server:redis-server make:make attr:setfattr acl:setfacl \
+	ceph-mon:ceph-mon ceph-osd:ceph-osd ceph-common:monmaptool radosgw:radosgw \
+	python3-rados:/usr/lib/python3/dist-packages/rados.*.so
 
 .PHONY: help
 help: ## List the targets
@@ -43,12 +45,13 @@ packages: ## Install the Debian packages that running and testing need, if missi
 	@tools/apt.sh $(PACKAGES)
 
 .PHONY: run
-run: packages venv ## Mount an embedded volume, do real work on it and show the result
+run: venv ## Mount an embedded volume, do real work on it and show the result
+	@tools/apt.sh $(RUN_PACKAGES)
 	$(BIN)/python -m tools.demo $(ARGS)
 
 .PHONY: test
-test: packages venv ## Run the tests; ARGS='-k rename -x' are pytest's
-	$(BIN)/pytest --tb=short -ra $(ARGS)
+test: packages venv ## Run the tests; ARGS='-k rename -x' are pytest's, JOBS=0 runs one at a time
+	$(BIN)/pytest --tb=short -ra -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: check format-check lint types house
 check: format-check lint types house ## Formatting, lint, types and the house rules
@@ -61,6 +64,10 @@ types: venv
 	$(BIN)/mypy
 house: venv
 	$(BIN)/python -m tools.house
+
+.PHONY: man
+man: venv ## Write the manual pages into build/man; MANPATH=build/man man slicefs-mount
+	@$(BIN)/python -m tools.man
 
 .PHONY: bench
 bench: packages $(STAMPS)/bench ## Measure against JuiceFS; BENCH=meta ARGS='--threads 1'

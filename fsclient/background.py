@@ -11,7 +11,7 @@ held across store I/O and taken before any other lock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final
 
@@ -19,15 +19,19 @@ from fsclient.compactor import Compactor
 from fsclient.file_io import DataSide
 from fsclient.leader import LEASE_S, NEWS_S, Leader
 from fsclient.open_files import OpenFiles
+from fsclient.packer import LEAVE_S, Packer
+from fsclient.quota_watch import QuotaWatch
+from fsdata.pool import WorkerPool
 from fsmeta.engine import Meta
-from fsmeta.errors import Fenced, StoreError
+from fsmeta.errors import Fenced, Rewound, StoreError
 from fsmeta.runtime import Runtime, Thread
-from fsmeta.types import Ino, SessionId
+from fsmeta.types import Ino, SessionId, Slice
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 5.0
 WORK_EVERY_S: Final = 1.0
+TIDY_THREADS: Final = 8  # small objects are read one request each
 READS_END_S: Final = 20.0  # a round waits so long for reads under way, then for the next beat
 
 assert HEARTBEAT_S + READS_END_S < LEASE_S / 2, "a slow read must not look like death"
@@ -44,7 +48,9 @@ class Background:
         runtime: Runtime,
         info: Mapping[str, Any],
         heartbeat_s: float = HEARTBEAT_S,
+        pack_below: int = 0,
     ) -> None:
+        """Files of at most `pack_below` bytes are packed."""
         self._meta = meta
         self._data = data
         self._files = files
@@ -59,10 +65,15 @@ class Background:
         self._cond = runtime.condition()
         self._leaving = False  # guarded by _cond: the worker is to end
         self._until = inf  # when `drain` is to end
-        self._leader = Leader(meta, data.blocks, runtime, self.beat, self._is_late)
+        self._pool = WorkerPool(runtime, "tidy", TIDY_THREADS)
+        self._leader = Leader(meta, data.blocks, runtime, self._pool, self.beat, self._is_late)
         self._compactor = Compactor(meta, data.blocks, files, self._cond)
-        self.committed = self._compactor.committed
         self.compact = self._compactor.compact
+        self.packer = Packer(meta, data, files, runtime, self._pool, self._cond, pack_below)
+        self._leader.on_thin = self.packer.again
+        self.on_lost: Callable[[], None] = _nothing  # told before we join anew
+        self.quotas = QuotaWatch(meta, runtime)
+        self.in_use: Callable[[], Sequence[Ino]] = list  # not open, and not to be deleted either
         self._heart: Thread | None = None
         self._worker: Thread | None = None
 
@@ -70,6 +81,11 @@ class Background:
     def purged(self) -> int:
         """Inodes deleted for good."""
         return self._leader.purged
+
+    @property
+    def expired(self) -> int:
+        """Inodes that have left the trash for good."""
+        return self._leader.expired
 
     @property
     def deleted(self) -> int:
@@ -81,6 +97,17 @@ class Background:
         """Chunks rewritten."""
         return self._compactor.compacted
 
+    def committed(self, ino: Ino, index: int, batch: Sequence[tuple[int, Slice]]) -> None:
+        """A chunk has got new slices, those of `batch` that went there."""
+        self._compactor.committed(ino, index)
+        if index == 0 and len(batch) == 1 and batch[0][0] == 0:
+            self.packer.committed(ino, batch[0][1])
+
+    def packer_for(self, below: int, pool: WorkerPool) -> Packer:
+        """One more packer, for one thread that walks over files."""
+        meta, data, files = self._meta, self._data, self._files
+        return Packer(meta, data, files, self._runtime, pool, self._cond, below)
+
     # --- coming and going ------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -91,14 +118,20 @@ class Background:
         self._worker = self._runtime.spawn("background", self._work_loop)
 
     def drain(self, deadline: float) -> None:
-        """End the worker; then delete what is dead, if that takes nobody else and little time.
+        """End the worker; pack what waits, for some seconds; then delete what is dead, if that
+        takes nobody else and little time.
 
         Raises: StoreError; the next leader deletes.
         """
         self._end_worker()
+        try:
+            self.packer.finish(min(deadline, self._runtime.monotonic() + LEAVE_S))
+        except (OSError, StoreError) as error:
+            log.info("small files stay as they are: %s", error)
         self._until = deadline
+        self._leader.look_again()
         while self._runtime.monotonic() < deadline:
-            if not self._meta.orphans(1) and not self._meta.dead_slices(1):
+            if not self._meta.deletion.orphans(1) and not self._meta.deletion.dead_slices(1):
                 return
             if self._files.all() or len(self._meta.sessions()) > 1 or not self._leader.leads():
                 return
@@ -110,6 +143,7 @@ class Background:
         self._quiet.set()
         if self._heart is not None:
             self._heart.join()
+        self._pool.close()
         try:
             self._meta.close_session()
         except StoreError as error:
@@ -135,8 +169,10 @@ class Background:
             session = self._session_id()
             try:
                 self.beat()
-            except Fenced:
-                self._rejoin(session)
+            except Fenced as error:
+                self._rejoin(session, error)
+            except Rewound:
+                return  # whoever found out has said so; others are to take us for dead
             except (StoreError, OSError) as error:
                 log.warning("heartbeat: %s", error)
 
@@ -145,16 +181,19 @@ class Background:
         assert session is not None, "call it between start and stop"
         return session.id
 
-    def _rejoin(self, ended: SessionId) -> None:
+    def _rejoin(self, ended: SessionId, why: Fenced) -> None:
         """Others took us for dead. What we believed is void; what is not committed still may be."""
         with self._beating:
             if self._session_id() != ended:
                 return  # the other thread was quicker
-            log.warning("session %d was ended by others; joining anew", ended)
+            log.warning("session %d was ended by others; joining anew: %s", ended, why)
+            self.on_lost()
             self._forget_everything()
             self._held.clear()
             try:
-                self._confirmed = self._meta.open_session(self._info, rejoins=True).confirmed
+                self._confirmed = self._meta.open_session(self._info, ended).confirmed
+            except Rewound:
+                return
             except (StoreError, OSError) as error:
                 log.warning("joining anew: %s", error)
                 return
@@ -183,29 +222,31 @@ class Background:
         if self._runtime.monotonic() - self._beaten > self._heartbeat_s + NEWS_S:
             # we were stopped, or cut off: news may be late, and a round relies on them
             self._forget_everything()
-        number = self._meta.current_round()
+        self._meta.refresh_settings()
+        number, floor = self._meta.round_and_floor()
         if number > self._confirmed:
             self._meta.beat(self._confirmed)  # what follows may take a while
             if self._ready_for_round():
                 self._confirmed = number
         self._release_closed()
-        self._meta.beat(self._confirmed)
+        self._meta.beat(self._confirmed, floor)
 
     def _ready_for_round(self) -> bool:
         """Hold what is open, drop old slice lists, wait for reads that use them."""
         files = self._files.all()
-        inos = [file.ino for file in files]
+        inos = [*(file.ino for file in files), *self.in_use()]
         if inos:
-            self._held.update(self._meta.hold_orphans(inos))
+            self._held.update(self._meta.deletion.hold_orphans(inos))
             self._meta.forget_chunks(inos)
         for file in files:
             file.forget_chunks()
         return self._data.epoch.advance(READS_END_S)
 
     def _release_closed(self) -> None:
-        closed = [ino for ino in self._held if self._files.get(ino) is None]
+        used = self.in_use() if self._held else ()
+        closed = [ino for ino in self._held if self._files.get(ino) is None and ino not in used]
         if closed:
-            self._meta.release_orphans(closed)
+            self._meta.deletion.release_orphans(closed)
             self._held.difference_update(closed)
 
     # --- the work --------------------------------------------------------------------------------
@@ -215,16 +256,25 @@ class Background:
             session = self._session_id()
             try:
                 self.work()
-            except Fenced:
-                self._rejoin(session)
+            except Fenced as error:
+                self._rejoin(session, error)
+            except Rewound:
+                return
             except (StoreError, OSError) as error:
                 log.warning("background work: %s", error)
             with self._cond:
-                if not self._compactor.waiting() and not self._leaving:
+                busy = self._compactor.waiting() or self.packer.waiting()
+                if not busy and not self._leaving:
                     self._cond.wait(WORK_EVERY_S)
 
     def work(self) -> None:
-        """One turn: lead if nobody does, then compact a chunk."""
+        """One turn: lead if nobody does, then compact a chunk and pack a segment."""
         if self._leader.leads():
             self._leader.turn()
+            self.quotas.turn()
         self._compactor.turn()
+        self.packer.turn()
+
+
+def _nothing() -> None:
+    """Nobody minds."""

@@ -12,7 +12,12 @@ the kernel may still arrive after its notification, so each notification is sent
 AGAIN_AFTER_S later.
 
 Some of our own changes the kernel does not see in the answer to its request: open(2) that truncates
-drops S_ISUID, and its answer carries no attributes. `stale` has them asked for again.
+drops S_ISUID, and its answer carries no attributes; so does a commit at close(2). `stale` has them
+asked for again, before the answer. Appends may
+end up elsewhere than the kernel has put their bytes: `stale_pages` has it forget those.
+
+open(2) promises more than SHORT_S: what is believed without a promise is noted with its version,
+and where an open finds another one the kernel is told before open returns (`opened`).
 
 Threading: grants take no lock (each step on the leases is atomic); the notifier thread takes leases
 and holds nothing while it talks to the kernel.
@@ -21,11 +26,12 @@ and holds nothing while it talks to the kernel.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from fsclient.filesystem import Entry, Notifier, Stat
 from fsmeta import schema
+from fsmeta.busy import BELIEVED_S
 from fsmeta.engine import Meta
 from fsmeta.runtime import Runtime, Thread
 from fsmeta.types import Attr, Dentry, Ino
@@ -34,7 +40,8 @@ LONG_S: Final = 3600.0
 SHORT_S: Final = 1.0
 AGAIN_AFTER_S: Final = 0.05
 _DOTS: Final = (b".", b"..")
-LEASES_MAX: Final = 500_000  # of each kind, about 50 MB; then all are taken back at once
+_new: Final = tuple.__new__  # makes a NamedTuple in half the time of its constructor
+LEASES_MAX: Final = 500_000  # of each kind: 90 MB, without news 160; then all are taken back
 
 
 class _Notices(NamedTuple):
@@ -44,20 +51,27 @@ class _Notices(NamedTuple):
     stale: set[Ino]  # inodes whose attributes only
 
 
+_Then: TypeAlias = Callable[[], None]
+
+
 class Coherence:
     """Grants time to the kernel, and takes it back."""
 
     def __init__(self, meta: Meta, runtime: Runtime) -> None:
         self._meta = meta
+        self._busy = meta.cache.busy
         self._runtime = runtime
         self._names: dict[Ino, set[bytes]] = {}
         self._name_count = 0  # about: threads may miss each other's additions
         self._inodes: set[Ino] = set()
         self._long: set[Ino] = set()  # those of them that were believed for LONG_S
+        self._short: dict[Ino, tuple[int, int]] = {}  # mtime and size, believed for SHORT_S
         self._listed: set[Ino] = set()  # directories whose listing the kernel may have kept
         self._cond = runtime.condition()
         self._queue: deque[Sequence[bytes] | None] = deque()  # guarded by _cond; None: all rows
         self._stale: set[Ino] = set()  # guarded by _cond
+        self._stale_pages: set[Ino] = set()  # guarded by _cond
+        self._drops: deque[tuple[Ino, _Then]] = deque()  # guarded by _cond
         self._stopped = False  # guarded by _cond
         self._notifier: Notifier | None = None
         self._thread: Thread | None = None
@@ -83,7 +97,7 @@ class Coherence:
         """What a name leads to, with the time the kernel may believe both."""
         if self._notifier is None:
             return Entry(attr, SHORT_S, SHORT_S)
-        return Entry(attr, self._name_ttl(parent, name, SHORT_S), self._attr_ttl(attr.ino))
+        return Entry(attr, self._name_ttl(parent, name, SHORT_S), self._attr_ttl(attr))
 
     def absent(self, parent: Ino, name: bytes) -> Entry | None:
         """That a name leads nowhere; None where the kernel may not believe it."""
@@ -92,7 +106,7 @@ class Coherence:
 
     def stat(self, attr: Attr) -> Stat:
         """Attributes with the time the kernel may believe them."""
-        return Stat(attr, SHORT_S if self._notifier is None else self._attr_ttl(attr.ino))
+        return Stat(attr, SHORT_S if self._notifier is None else self._attr_ttl(attr))
 
     def _make_room(self) -> None:
         """Where there are too many leases, begin anew: most are of what nobody uses any more."""
@@ -104,8 +118,11 @@ class Coherence:
         names = self._names.get(parent)
         return self._names.setdefault(parent, set()) if names is None else names
 
-    def _attr_ttl(self, ino: Ino) -> float:
+    def _attr_ttl(self, attr: Attr) -> float:
         self._make_room()
+        ino = attr.ino
+        if attr.is_dir and self._busy.has_dir(ino):
+            return BELIEVED_S
         while True:
             inodes = self._inodes
             inodes.add(ino)
@@ -113,10 +130,14 @@ class Coherence:
             if ino in inodes and inodes is self._inodes:
                 if long:
                     self._long.add(ino)
-                return LONG_S if long else SHORT_S
+                    return LONG_S
+                self._short[ino] = (attr.mtime_ns, attr.size)
+                return SHORT_S
 
     def _name_ttl(self, parent: Ino, name: bytes, otherwise: float) -> float:
         self._make_room()
+        if self._busy.has_dir(parent):
+            return BELIEVED_S if otherwise else 0.0  # no lease: it would end with the next news
         while True:
             names = self._names_of(parent)
             if name not in names:
@@ -126,27 +147,34 @@ class Coherence:
             if self._names.get(parent) is names:
                 return ttl
 
-    def entries(self, parent: Ino, found: Mapping[bytes, Attr]) -> dict[bytes, Entry]:
+    def entries(self, parent: Ino, found: Sequence[tuple[bytes, Attr]]) -> dict[bytes, Entry]:
         """`entry` for many names of a directory at once."""
         if self._notifier is None:
-            return {name: Entry(attr, SHORT_S, SHORT_S) for name, attr in found.items()}
+            return {name: Entry(attr, SHORT_S, SHORT_S) for name, attr in found}
         self._make_room()
-        inos = {attr.ino for attr in found.values()}
+        inos = [attr.ino for _, attr in found]
         while True:
             inodes, names = self._inodes, self._names_of(parent)
             before = len(names)
-            names.update(found)
+            names.update([name for name, _ in found])
             inodes.update(inos)
             self._name_count += len(names) - before
             name_ttl = LONG_S if self._meta.vouches_names(parent) else SHORT_S
+            if self._busy.has_dir(parent):
+                name_ttl = BELIEVED_S
             long = self._meta.vouched_inodes(inos)
             taken = inodes is not self._inodes or self._names.get(parent) is not names
-            if not taken and inos <= inodes:
+            if not taken and inodes.issuperset(inos):
                 break
         self._long.update(long)
+        if long is inos:
+            return {name: _new(Entry, (attr, name_ttl, LONG_S)) for name, attr in found}
+        self._short.update(
+            (attr.ino, (attr.mtime_ns, attr.size)) for _, attr in found if attr.ino not in long
+        )
         return {
             name: Entry(attr, name_ttl, LONG_S if attr.ino in long else SHORT_S)
-            for name, attr in found.items()
+            for name, attr in found
         }
 
     def unknown(self, parent: Ino, names: Sequence[Dentry]) -> list[Dentry]:
@@ -175,6 +203,7 @@ class Coherence:
         """The kernel has dropped an inode, and with it what it believed of it."""
         self._inodes.discard(ino)
         self._long.discard(ino)
+        self._short.pop(ino, None)
         self._listed.discard(ino)
         self._name_count -= len(self._names.pop(ino, ()))
 
@@ -183,13 +212,53 @@ class Coherence:
     def stale(self, ino: Ino) -> None:
         """We changed attributes of `ino` otherwise than the kernel has asked for.
 
-        From any thread: the notifier tells it, soon after the answer to the request that did it.
+        From the thread that serves a request about it, or from one that serves none: who is
+        answered may go on at once, so the kernel knows before. Answers to others may be on their
+        way with the old attributes, so the notifier tells it once more.
         """
         if self._notifier is None:
             return
+        self._notifier.inval_attr(ino)
         with self._cond:
             self._stale.add(ino)
             self._cond.notify()
+
+    def stale_pages(self, ino: Ino) -> None:
+        """The kernel has pages of `ino` that are not what the file holds: as `stale`."""
+        if self._notifier is None:
+            return
+        with self._cond:
+            self._stale_pages.add(ino)
+            self._cond.notify()
+
+    def named(self, parent: Ino) -> None:
+        """We gave a directory a name that the kernel has not asked for."""
+        self._changed([schema.dir_row(parent), schema.inode_row(parent)])
+
+    def opened(self, attr: Attr) -> None:
+        """A file is being opened, and these are its attributes.
+
+        From the thread that serves the request: `inval_attr` waits for nobody.
+        """
+        told = self._short.get(attr.ino)
+        if told is not None and told != (attr.mtime_ns, attr.size):
+            self._short.pop(attr.ino, None)
+            assert self._notifier is not None
+            self._notifier.inval_attr(attr.ino)
+
+    def drop_pages(self, ino: Ino, then: Callable[[], None]) -> bool:
+        """Have the kernel forget pages of `ino` and ask for its attributes, then call `then`.
+
+        False where there is no kernel to be told. From any thread.
+        """
+        if self._notifier is None:
+            return False
+        with self._cond:
+            if self._stopped:
+                return False
+            self._drops.append((ino, then))
+            self._cond.notify()
+        return True
 
     def _changed(self, rows: Sequence[bytes] | None) -> None:
         """Called by the store's thread, after our own caches have dropped the rows."""
@@ -203,7 +272,9 @@ class Coherence:
         again: deque[tuple[float, _Notices]] = deque()  # when and what; of the last AGAIN_AFTER_S
         while True:
             with self._cond:
-                while not self._queue and not self._stale and not self._stopped:
+                while not (
+                    self._queue or self._stale or self._stale_pages or self._drops or self._stopped
+                ):
                     left = again[0][0] - self._runtime.monotonic() if again else None
                     if left is not None and left <= 0:
                         break
@@ -213,12 +284,25 @@ class Coherence:
                 batch = list(self._queue)
                 self._queue.clear()
                 stale, self._stale = self._stale, set()
+                pages, self._stale_pages = self._stale_pages, set()
+                drops, self._drops = self._drops, deque()
+            self._drop(drops)
             while again and again[0][0] <= self._runtime.monotonic():
                 self._tell(again.popleft()[1])
-            notices = _Notices([lease for rows in batch for lease in self._end(rows)], stale)
+            ended = [lease for rows in batch for lease in self._end(rows)]
+            notices = _Notices([*ended, *((ino, None) for ino in pages)], stale)
             if any(notices):
                 self._tell(notices)
                 again.append((self._runtime.monotonic() + AGAIN_AFTER_S, notices))
+
+    def _drop(self, drops: Iterable[tuple[Ino, _Then]]) -> None:
+        for ino, then in drops:
+            assert self._notifier is not None
+            self.notifications += 1
+            try:
+                self._notifier.reload(ino)
+            finally:
+                then()
 
     def _end(self, rows: Sequence[bytes] | None) -> list[tuple[Ino, bytes | None]]:
         """The leases that `rows` end and that the kernel has yet to be told of.
@@ -249,6 +333,7 @@ class Coherence:
         if rows is None:
             inodes, self._inodes = self._inodes, set()
             self._long = set()
+            self._short = {}
             names, self._names = self._names, {}
             self._listed.clear()
             self._name_count = 0

@@ -9,6 +9,7 @@ Threading: `committed` from any thread, the rest from the worker of `Background`
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from typing import Final
 
@@ -17,9 +18,9 @@ from fsdata.blocks import BlockStore
 from fsdata.compact import rewrite
 from fsdata.geometry import should_compact
 from fsmeta.engine import Meta
-from fsmeta.errors import ObjectMissing
+from fsmeta.errors import ObjectMissing, StoreError
 from fsmeta.runtime import Condition
-from fsmeta.types import Ino
+from fsmeta.types import Ino, Slice
 
 COMMITS_BEFORE_LOOK: Final = 16  # commits to one chunk before its slices are counted
 WATCHED_CHUNKS_MAX: Final = 20_000
@@ -76,16 +77,26 @@ class Compactor:
         new_id = self._meta.new_slice_id()
         try:
             new = rewrite(self._blocks, old, new_id)
-        except ObjectMissing:
-            if self._meta.read_chunk(ino, index) == old:
+        except (OSError, StoreError) as error:
+            self._meta.give_up_slices((new_id,))
+            if not isinstance(error, ObjectMissing) or self._meta.read_chunk(ino, index) == old:
                 raise
             return  # others have replaced those slices meanwhile, and deleted them
         # where this raises, the new slice's objects are left to gc: a commit whose answer was lost
         # may have made them part of the file
-        if not self._meta.compact_chunk(ino, index, old, new):
-            self._blocks.delete_slice(new_id, max((each.size for each in new), default=0))
+        if not self._exchange(ino, index, old, new):
+            self._blocks.delete([(new_id, max((each.size for each in new), default=0))])
             return
         self.compacted += 1
         file = self._files.get(ino)
         if file is not None:
             file.forget_chunks()
+
+    def _exchange(self, ino: Ino, index: int, old: list[Slice], new: list[Slice]) -> bool:
+        """Put `new` in place of `old`; False where others were first, or a write is held back."""
+        try:
+            return self._meta.compact_chunk(ino, index, old, new)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                return False
+            raise

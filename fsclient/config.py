@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 from fsclient.object_stores import directories
 from fsdata.codec import Codec
+from fsmeta import redis_urls
 from fsmeta.errors import ConfigError, NoVolume, StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.store import Store
@@ -23,7 +24,6 @@ from fsmeta.volume import VolumeFormat
 
 CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 META_HELP: Final = "use redis://HOST:PORT/DB, tikv://PD:PORT/PREFIX or sqlite:///FILE.db"
-_REDIS: Final = ("redis", "rediss", "unix")
 _TIKV: Final = "tikv"
 _SQLITE: Final = ("sqlite", "sqlite3")
 _SERVER_WORDS: Final = ("db", "username", "password")  # `?name=value` of a server's URL
@@ -31,31 +31,43 @@ _TLS_WORDS: Final = (*TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname", "ssl_pas
 _CERT_REQS: Final = ("none", "optional", "required")
 
 
-def open_store(url: str, runtime: Runtime, create: bool = False) -> Store:
+def open_store(
+    url: str,
+    runtime: Runtime,
+    create: bool = False,
+    redis_wait: tuple[int, int] | None = None,
+    tikv_gc: bool = False,
+) -> Store:
     """The metadata engine that `url` names; `create` makes a SQLite file that is not there.
 
+    `redis_wait`: how many replicas must have a change, and how many milliseconds they may take.
+    `tikv_gc`: if it leads, this client has old values in TiKV dropped.
     Raises: ConfigError.
     """
     path = sqlite_file(url)
+    if redis_wait is not None and (path is not None or url.partition("://")[0] == _TIKV):
+        raise ConfigError("--redis-wait is for metadata in Redis: leave it out")
     if path is None:
-        return _open_server(url, runtime)
+        return _open_server(url, runtime, redis_wait, tikv_gc)
     _check_file(path, create)
     from fsmeta.store_sqlite import SqliteStore
 
     return SqliteStore(path, runtime, create)
 
 
-def _open_server(url: str, runtime: Runtime) -> Store:
+def _open_server(
+    url: str, runtime: Runtime, redis_wait: tuple[int, int] | None, tikv_gc: bool
+) -> Store:
     """Raises: ConfigError."""
     if url.partition("://")[0] == _TIKV:
         from fsmeta.store_tikv import TikvStore
 
-        return TikvStore(url, runtime)
+        return TikvStore(url, runtime, tikv_gc)
     _check_server(url)
-    from fsmeta.store_redis import RedisStore
+    from fsmeta.store_redis import RedisStore, Wait
 
     try:
-        return RedisStore(url, runtime)
+        return RedisStore(url, runtime, None if redis_wait is None else Wait(*redis_wait))
     except StoreError as error:
         raise ConfigError(
             f"{shown_url(url)}: {error}; check user and password in the URL"
@@ -73,8 +85,11 @@ def _check_server(url: str) -> None:
             f"can't read metadata URL {shown_url(url)}: "
             "in a password write @ as %40, / as %2F, ? as %3F, # as %23"
         )
-    number = parts.path.removeprefix("/")
-    if parts.scheme == "unix":
+    several = bool(redis_urls.parse(url).hosts)
+    number = "" if several else parts.path.removeprefix("/")
+    if several:
+        pass  # taken apart above
+    elif parts.scheme == "unix":
         if not number:
             raise ConfigError("the metadata URL names no socket: use unix:///PATH?db=DB")
     elif number and not (number.isascii() and number.isdigit()):
@@ -85,7 +100,9 @@ def _check_server(url: str) -> None:
 
 def _check_parameter(url: str, scheme: str, name: str, value: str) -> None:
     """One `name=value` of a server's URL. Raises: ConfigError."""
-    known = (*_SERVER_WORDS, *(_TLS_WORDS if scheme == "rediss" else ()))
+    known = (*_SERVER_WORDS, *(_TLS_WORDS if scheme.startswith("rediss") else ()))
+    if redis_urls.parse(url).master:
+        known += redis_urls.SENTINEL_WORDS
     if name not in known:
         raise ConfigError(f"{shown_url(url)}: parameter {name!r}: use one of {', '.join(known)}")
     if name == "db" and scheme != "unix":
@@ -94,6 +111,20 @@ def _check_parameter(url: str, scheme: str, name: str, value: str) -> None:
         raise ConfigError(f"{shown_url(url)}: {name}: use one of {', '.join(_CERT_REQS)}")
     if name in TLS_FILES and not os.path.exists(value):
         raise ConfigError(f"{shown_url(url)}: {name}: {value} does not exist")
+
+
+def require_sound(url: str, store: Store) -> tuple[str, ...]:
+    """What may be lost because of how the metadata server is set up, one line each.
+
+    Raises: ConfigError where no volume may live on it.
+    """
+    try:
+        review = store.history.review()
+    except StoreError as error:
+        raise ConfigError(f"{shown_url(url)}: {error}") from error
+    if review.refusal:
+        raise ConfigError(f"{shown_url(url)}: {review.refusal}")
+    return review.warnings
 
 
 @contextmanager
@@ -119,9 +150,25 @@ def sqlite_file(url: str) -> str | None:
         raise ConfigError(f"metadata URL {shown_url(url)!r} has no scheme: {META_HELP}")
     if scheme in _SQLITE:
         return sqlite_path(rest)
-    if scheme in _REDIS or scheme == _TIKV:
+    if scheme in redis_urls.SCHEMES or scheme == _TIKV:
         return None
     raise ConfigError(f"metadata URL scheme {scheme!r} is unknown: {META_HELP}")
+
+
+@contextmanager
+def nothing_left(url: str) -> Iterator[None]:
+    """A SQLite file that was not there before goes again where what is done in it fails."""
+    file = sqlite_file(url)
+    if file is None or os.path.exists(file):
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        for end in ("", "-wal", "-shm"):
+            with suppress(OSError):
+                os.unlink(file + end)
+        raise
 
 
 def sqlite_path(rest: str) -> str:
@@ -146,6 +193,8 @@ def _check_file(path: str, create: bool) -> None:
     if not os.path.isdir(folder):
         raise ConfigError(f"the directory {folder} of the metadata file is not there: create it")
     if not os.path.exists(path):
+        if not os.access(folder, os.X_OK):
+            raise ConfigError(f"the directory {folder} of the metadata file: you may not enter it")
         if not create:
             raise ConfigError(f"there is no metadata file {path}: run `slicefs format` first")
     elif not os.access(path, os.R_OK | os.W_OK):

@@ -1,4 +1,4 @@
-"""Where an inode's data is: what `slicefs info` shows, in pages that fit in an xattr.
+"""ACLs, flags and data of an inode: what `slicefs info` shows, in pages that fit in an xattr.
 
 The name of the page asked for is `user.slicefs.info`, or that and `.CHUNK.SLICE`, where it begins.
 It is answered by the VFS as JSON, not stored and not listed; `next` says where the page
@@ -15,11 +15,26 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from fsmeta.acl import Acl
+from fsmeta.acl import describe as describe_acl
 from fsmeta.engine import Meta
-from fsmeta.types import XATTR_SIZE_MAX, Attr
+from fsmeta.types import (
+    FLAG_APPEND,
+    FLAG_IMMUTABLE,
+    FLAG_NOATIME,
+    FLAG_NODUMP,
+    XATTR_SIZE_MAX,
+    Attr,
+)
 
 INFO_XATTR: Final = b"user.slicefs.info"
 SLICES_A_PAGE: Final = 350  # a record of the largest numbers takes 170 bytes
+FLAG_LETTERS: Final = {
+    "i": FLAG_IMMUTABLE,
+    "a": FLAG_APPEND,
+    "d": FLAG_NODUMP,
+    "A": FLAG_NOATIME,
+}
 _PAGE: Final = re.compile(re.escape(INFO_XATTR) + rb"(?:\.(\d{1,10})\.(\d{1,10}))?")
 assert SLICES_A_PAGE * 180 < XATTR_SIZE_MAX, "with a chunk's own record for each"
 
@@ -41,11 +56,14 @@ def page_of(name: bytes) -> Begin | None:
 
 def describe(meta: Meta, attr: Attr, begin: Begin) -> bytes:
     """One page of where the data of `attr` is, as JSON."""
-    shown = {"ino": attr.ino, "parent": attr.parent, "size": attr.size, "space": attr.space}
+    shown: dict[str, Any] = {"ino": attr.ino, "parent": attr.parent, "size": attr.size}
+    shown |= {"space": attr.space, "flags": _letters(attr.flags)}
+    acls = [_text(acl) for acl in meta.acls(attr)]
+    shown |= zip(("acl", "default_acl"), acls, strict=True)
     chunks: list[dict[str, Any]] = []
-    room = SLICES_A_PAGE
+    room = SLICES_A_PAGE - sum(len(text) for text in acls if text) // 170
     following = None
-    for index in [] if attr.is_dir else meta.chunks(attr.ino):
+    for index in [] if attr.is_dir else meta.ranges.chunks(attr.ino):
         if index < begin.chunk:
             continue
         if room <= 0:
@@ -61,6 +79,15 @@ def describe(meta: Meta, attr: Attr, begin: Begin) -> bytes:
             break
     packed = json.dumps({**shown, "chunks": chunks, "next": following}, separators=(",", ":"))
     return packed.encode()
+
+
+def _letters(flags: int) -> str:
+    """Flags as chattr(1) and lsattr(1) name them."""
+    return "".join(letter for letter, bit in FLAG_LETTERS.items() if flags & bit)
+
+
+def _text(acl: Acl | None) -> str | None:
+    return None if acl is None else describe_acl(acl)
 
 
 def ask(path: str) -> Iterator[dict[str, Any]]:

@@ -14,12 +14,17 @@ import logging
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fsclient.coherence import Coherence
+from fsclient.direct_io import DirectIO
 from fsclient.filesystem import Buffer, Opened
+from fsclient.losses import Failed, Losses, flush_together
 from fsclient.open_files import FileHandle, OpenFile, OpenFiles
+from fsclient.privileges import JUST_DROP, STRANGER, leaves_setgid, require_drop
+from fsclient.quota_room import QuotaRoom
+from fsclient.unsynced import Unsynced
 from fsdata.blocks import BlockStore
 from fsdata.budget import Budget
 from fsdata.epoch import ReadEpoch
@@ -30,8 +35,13 @@ from fsdata.writer import FileWriter, WriteSide
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
+from fsmeta.ops.inode import Changed
 from fsmeta.runtime import Runtime
+from fsmeta.trash import TRASH_INO
 from fsmeta.types import (
+    AT_END,
+    AT_END_AGAIN,
+    CHUNK_BYTES,
     FILE_SIZE_MAX,
     ROOT_CALLER,
     Attr,
@@ -56,13 +66,16 @@ class PageVersions:
         self._lock = runtime.lock()
         self._known: OrderedDict[Ino, tuple[int, int]] = OrderedDict()  # guarded by _lock
 
-    def still(self, attr: Attr) -> bool | None:
+    def still(self, attr: Attr, kept: bool = True) -> bool | None:
         """Whether pages read earlier show `attr`'s version; None where there are none we know of.
 
-        From now on they do.
+        From now on they do, or are not to be `kept` by who opens the file next.
         """
         version = (attr.mtime_ns, attr.size)
         with self._lock:
+            if not kept:
+                before = self._known.pop(attr.ino, None)
+                return None if before is None else before == version
             before = self._known.get(attr.ino)
             self._known[attr.ino] = version
             self._known.move_to_end(attr.ino)
@@ -112,15 +125,24 @@ class FileIO:
         self._files = files
         self._runtime = runtime
         self._versions = PageVersions(runtime)
+        self._locked = PageVersions(runtime)  # what the kernel believes of files that are locked
         self._side = WriteSide(runtime, data.blocks, data.budget, data.uploads, self)
         self._usage = StatFs(0, 0, 0, 0)  # replaced whole
         self._usage_at = 0.0
-        self.on_many_slices = _ignore  # told (inode, chunk index, slices) after each commit
+        self._quotas = QuotaRoom(meta, runtime)
+        self.direct = DirectIO(files)
+        self.unsynced = Unsynced(meta, data.blocks, runtime)
+        files.on_last = self.unsynced.closed
+        self.losses = Losses(runtime)
+        self.on_many_slices = ignore_slices  # told after each commit, see `ignore_slices`
 
     # --- what FileWriter asks of the metadata ----------------------------------------------------
 
     def new_slice_id(self) -> SliceId:
         return self._meta.new_slice_id()
+
+    def give_up_slices(self, ids: Iterable[SliceId]) -> None:
+        self._meta.give_up_slices(ids)
 
     def commit(
         self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
@@ -129,18 +151,48 @@ class FileIO:
 
         The file gets the time of its last write, which stat(2) has been showing since.
         """
+        session = None
+        if ino in self._files.locked and self._meta.session is not None:
+            session = self._meta.session.id  # a lock under which this was written is of this one
         file = self._files.get(ino)
         unprivileged = None
         if file is not None:
+            if file.lost:
+                raise OSError(errno.EIO, f"inode {ino}: written under a lock that was lost")
             mtime_ns, unprivileged = file.mtime_ns, file.unprivileged
-        before, after = self._meta.write_slices(ino, batch, length, mtime_ns, unprivileged)
-        self._versions.moved(before, after)
+        before, after = self._meta.write_slices(ino, batch, length, mtime_ns, unprivileged, session)
+        self._moved(before, after)
         if file is not None:
             file.committed(after)
         if after.mode != before.mode:
             self._coherence.stale(ino)
-        for index in dict.fromkeys(index for index, _ in batch):
-            self.on_many_slices(ino, index)
+        indexes = dict.fromkeys(index for index, _ in batch)
+        if AT_END in indexes or AT_END_AGAIN in indexes:
+            if file is not None and file.writer is not None and after.size != length:
+                file.writer.relocated(after.size)
+                self._coherence.stale_pages(ino)
+            indexes = {max(after.size - 1, 0) // CHUNK_BYTES: None}
+        for index in indexes:
+            self.on_many_slices(ino, index, batch)
+
+    def _moved(self, before: Attr, after: Attr) -> None:
+        self._versions.moved(before, after)
+        if self._files.locked:
+            self._locked.moved(before, after)
+
+    def refresh(self, file: OpenFile, attr: Attr, commits: int) -> bool:
+        """A lock was taken, and `attr` is what others have left; `commits` as in `learn`.
+
+        False where the kernel is to forget pages, size and times before anybody goes on.
+        """
+        same = self._locked.still(attr)
+        file.learn(attr, commits)
+        if same:
+            return True
+        self._versions.still(attr)
+        if not file.dirty:
+            self._forget_chunks(file)
+        return False
 
     # --- handles ---------------------------------------------------------------------------------
 
@@ -149,7 +201,12 @@ class FileIO:
         self._versions.still(attr)
         fh, handle = self._files.enter(attr.ino, flags)
         handle.file.learn(attr, 0)
-        return Opened(fh, keep_cache=True, no_flush=not handle.writable)
+        return Opened(
+            fh,
+            keep_cache=True,
+            direct_io=self.direct.created(handle, flags),
+            no_flush=self._no_flush(handle),
+        )
 
     def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool) -> Opened:
         """open(2) of what exists. Raises: EACCES, EISDIR, ESTALE."""
@@ -167,9 +224,11 @@ class FileIO:
         file = handle.file
         commits = file.commits
         attr = self._meta.open(caller, file.ino)
-        if attr.nlink == 0 and file.handles == 1:
-            raise OSError(errno.ESTALE, f"inode {file.ino} has no name")
-        access.require(caller, attr, _mask(flags))
+        if attr.nlink == 0 or attr.parent >= TRASH_INO:
+            self._files.nameless.require_openable(attr, file.handles - 1)
+        self._meta.require(caller, attr, _mask(flags))
+        if attr.flags:
+            _require_flags(attr, flags)
         if flags & os.O_TRUNC:
             mode = attr.mode
             want = SetAttr(size=0, mtime_now=True, kill_suid=kill_suid, opened=True)
@@ -178,10 +237,22 @@ class FileIO:
                 self._coherence.stale(file.ino)  # the answer to OPEN has no room for a mode
         else:
             file.learn(attr, commits)
-        same = self._versions.still(attr)
+        self._coherence.opened(attr)
+        direct = self.direct.opened(handle, flags)
+        same = self._versions.still(attr, kept=not (direct and file.mixed))
         if same is False and not file.dirty:
             self._forget_chunks(file)
-        return Opened(fh, keep_cache=bool(same), no_flush=not handle.writable)
+        handle.kept = bool(same) and not direct
+        return Opened(
+            fh,
+            keep_cache=handle.kept,
+            direct_io=direct,
+            no_flush=self._no_flush(handle),
+        )
+
+    def _no_flush(self, handle: FileHandle) -> bool:
+        """Whether close(2) need not tell us: nothing to be stored, no locks to be dropped."""
+        return not handle.writable and handle.file.ino not in self._files.locked
 
     def release(self, fh: int) -> None:
         """The last close(2) of a handle."""
@@ -200,7 +271,14 @@ class FileIO:
         try:
             file.writer.flush()
         except (OSError, StoreError) as error:
-            log.error("inode %d: data written and not stored is lost: %s", file.ino, error)
+            self.losses.closed(file.ino, error)
+
+    def store_or_void(self, file: OpenFile) -> None:
+        """A lock goes, and what was written under it must not be stored after that."""
+        if file.dirty:
+            self._last_flush(file)
+        if file.dirty:
+            self._files.set_lost(file, file.lost, void=True)
 
     # --- data ------------------------------------------------------------------------------------
 
@@ -208,8 +286,12 @@ class FileIO:
         """At most `size` bytes at `offset`. Raises: EBADF, and what `FileReader.read` does."""
         handle = self._files.file_handle(fh)
         file = handle.file
+        if file.lost:
+            _require_locks(handle)
         if handle.reader is None:
             handle.reader = self._new_reader(file)
+        if file.writer is not None and file.writer.misplaced:
+            self.flush_file(file)
         length = self._length(file, offset + size)
         generation = self._data.epoch.begin()
         try:
@@ -246,27 +328,48 @@ class FileIO:
         file.forget_chunks()
         self._meta.forget_chunks([file.ino])
 
-    def write(self, caller: Caller, fh: int, offset: int, data: memoryview, kill_suid: bool) -> int:
-        """Take `data` for `offset`. Raises: EBADF, EFBIG, ENOSPC, and what earlier writes met."""
+    def write(
+        self,
+        caller: Caller,
+        fh: int,
+        offset: int,
+        data: memoryview,
+        kill_suid: bool,
+        append: bool,
+    ) -> int:
+        """Take `data` for `offset`, or for the end of the file wherever that is by then.
+
+        Raises: EBADF, EFBIG, ENOSPC, EDQUOT, and what earlier writes met.
+        """
         handle = self._files.file_handle(fh)
         if not handle.writable:
             raise OSError(errno.EBADF, "not open for writing")
         if offset + len(data) > FILE_SIZE_MAX:
             raise OSError(errno.EFBIG, f"write to {offset}")
         file = handle.file
-        if self._meta.format.capacity:
-            self._require_space(len(data))
+        if file.lost:
+            _require_locks(handle)
+        self.require_space(len(data))
+        if self._meta.has_quotas:
+            self._quotas.require(file, offset, len(data))
         if kill_suid:
             file.unprivileged = caller
         file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
-        self._writer(file).write(offset, data)
+        if not append:
+            self._writer(file).write(offset, data)
+        elif self._writer(file).append(offset, data) != offset:
+            self._coherence.stale_pages(file.ino)  # the kernel has put them elsewhere
+        if file.mixed:
+            self._coherence.stale_pages(file.ino)  # maps can have brought old ones back
         return len(data)
 
     def _writer(self, file: OpenFile) -> FileWriter:
         return file.writer or self._files.writer(file, self._side)
 
-    def _require_space(self, size: int) -> None:
+    def require_space(self, size: int) -> None:
         """Refuse early what the commit would refuse anyway. Raises: ENOSPC."""
+        if not self._meta.format.capacity:
+            return
         now = self._runtime.monotonic()
         if now - self._usage_at > USAGE_TTL_S:
             self._usage, self._usage_at = self._meta.statfs(), now
@@ -277,7 +380,7 @@ class FileIO:
 
     def flush(self, fh: int) -> None:
         """close(2) of one descriptor: everything written is stored when this returns."""
-        self.flush_file(self._files.file_handle(fh).file)
+        self.flush_file(self.handle(fh).file)
 
     def flush_file(self, file: OpenFile) -> None:
         """Store and commit what has been written to `file`. Raises: what failed."""
@@ -286,9 +389,10 @@ class FileIO:
 
     def fsync(self, fh: int) -> None:
         """fsync(2): as `flush`, and it survives a loss of power."""
-        writer = self._files.file_handle(fh).file.writer
-        if writer is not None:
-            writer.flush(durable=True)
+        file = self.handle(fh).file
+        if file.writer is not None:
+            file.writer.flush(durable=True)
+        self.unsynced.sync(file)
         self._meta.sync()
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
@@ -306,24 +410,47 @@ class FileIO:
 
     def _setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
         """A time that we set does not make the kernel's pages old; and an empty file has none."""
+        if want == JUST_DROP:
+            require_drop(caller, self._meta.getattr(caller, ino), self._files)
         before, after = self._meta.setattr(caller, ino, want)
+        if want.kill_suid and leaves_setgid(caller, before, after.mode):
+            after = self._meta.setattr(STRANGER, ino, JUST_DROP).after
         if want.size is None or before.size == 0:
             self._versions.moved(before, after)
+        if self._files.locked:
+            self._locked.moved(before, after)
         return after
 
-    def flush_all(self) -> list[tuple[Ino, Exception]]:
-        """Store everything there is; what could not be."""
-        failed: list[tuple[Ino, Exception]] = []
+    def moved(self, ino: Ino, changed: Changed) -> None:
+        """We changed what is in `ino`, and the kernel's pages show it."""
+        before, after = changed
+        self._versions.moved(before, after)
+        for index in {
+            max(before.size - 1, 0) // CHUNK_BYTES,
+            max(after.size - 1, 0) // CHUNK_BYTES,
+        }:
+            self.on_many_slices(ino, index, ())
+
+    def flush_all(self) -> list[Failed]:
+        """Store everything there is, many files at a time; what could not be."""
+        return flush_together(self._runtime, self.flush_file, self._files.all())
+
+    def flush_open(self, ino: Ino | None) -> None:
+        """Store what is written to a file that is open, or to any. Raises: what failed first."""
         for file in self._files.all():
-            try:
+            if ino is None or file.ino == ino:
                 self.flush_file(file)
-            except (OSError, StoreError) as error:
-                failed.append((file.ino, error))
-        return failed
+
+    def has_unstored(self, ino: Ino | None) -> bool:
+        """Whether anything is written and not stored: to a file, or to any."""
+        return any(file.dirty for file in self._files.all() if ino is None or file.ino == ino)
 
     def handle(self, fh: int) -> FileHandle:
-        """Raises: EBADF."""
-        return self._files.file_handle(fh)
+        """Raises: EBADF, EIO."""
+        handle = self._files.file_handle(fh)
+        if handle.file.lost:
+            _require_locks(handle)
+        return handle
 
 
 def _follows_writes(want: SetAttr) -> bool:
@@ -336,8 +463,20 @@ def _follows_writes(want: SetAttr) -> bool:
     return want.size is not None or times or setuid
 
 
-def _ignore(ino: Ino, index: int) -> None:
-    """Nobody compacts."""
+def _require_locks(handle: FileHandle) -> None:
+    """Raises: EIO where somebody may believe in a lock that it had through `handle`."""
+    if handle.fh in handle.file.lost:
+        raise OSError(errno.EIO, f"inode {handle.file.ino}: its locks were lost with the session")
+
+
+def ignore_slices(ino: Ino, index: int, batch: Sequence[tuple[int, Slice]]) -> None:
+    """Nobody tidies up. `batch` is what was committed, of which some went to this chunk."""
+
+
+def _require_flags(attr: Attr, flags: int) -> None:
+    """Raises: EPERM where open(2) with `flags` would not only append to an append-only file."""
+    writes = flags & os.O_ACCMODE != os.O_RDONLY
+    access.require_opening(attr, writes, bool(flags & os.O_APPEND), bool(flags & os.O_TRUNC))
 
 
 def _mask(flags: int) -> int:

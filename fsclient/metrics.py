@@ -78,4 +78,5 @@ def data_numbers(budget: Budget, cache: MemCache, blocks: BlockStore) -> Numbers
         "block_ranges_fetched_total": fetched.ranges,
         "blocks_damaged_total": fetched.damaged,
         "blocks_missing_total": fetched.missing,
+        "blocks_asked_again_total": fetched.repeated,
     }

@@ -31,6 +31,8 @@ _SECONDS_MAX: Final = 600
 
 
 def _word(value: str) -> str:
+    if not value:
+        raise ConfigError("it is empty: say which, or leave the option out")
     if not re.fullmatch(r"[\w.:/+=@-]+", value, re.ASCII):
         raise ConfigError("no spaces or special characters")
     return value
@@ -113,9 +115,9 @@ def parse_bucket(storage: str, bucket: str, shards: int) -> Place:
         return Place(bucket or "mem", {})
     if not bucket:
         raise ConfigError(f"--bucket: {_WANTED[storage]}")
-    place = _PARSERS[storage](bucket)
     if shards and storage == "rados":
-        raise ConfigError("--shards: Ceph spreads objects by itself")
+        raise ConfigError("--shards: Ceph spreads objects by itself: leave it out")
+    place = _PARSERS[storage](bucket)
     if bool(shards) != (SHARD in place.bucket):
         raise ConfigError(
             f"--bucket with --shards: write {SHARD} where the number of the shard goes, "

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fsclient.object_options import SHARD, rados_settings, s3_settings
 from fsdata.obj_file import FileObjects
 from fsdata.obj_mem import MemObjects
-from fsdata.objects import CHECK_KEY, ObjectStore, check_usable
+from fsdata.objects import CHECK_KEY, ObjectStore, Unreached, check_usable
 from fsdata.wrap import Backoff, Metered, Prefixed, Retrying
 from fsdata.wrap_pace import Adaptive, Limited
-from fsdata.wrap_shards import Sharded, hashed
+from fsdata.wrap_shards import Sharded, hashed, hashed_key, number_of
 from fsmeta.errors import Ambiguous, ConfigError, ObjectMissing, StoreError
-from fsmeta.runtime import Runtime
+from fsmeta.runtime import Event, Runtime
 from fsmeta.volume import VolumeFormat
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 OWNER_KEY: Final = "volume"  # the object that says whose objects these are: the volume's uuid
 TIMEOUT_S: Final = 120.0  # how long a request is repeated: a store that restarts is waited for
 _OPENING: Final = Backoff(total_s=5.0)  # commands say that a store is away, instead of waiting
+_OPENING_SILENT_S: Final = 5.0  # without a word, of 36 bytes asked for; mostly it takes 10 ms
+_CHECK_BITS: Final = 64  # of the name of a test object
+_HARMLESS: Final = frozenset({"timeout"})  # options with which a store works as without
 
 _MEMORY: Final[dict[str, MemObjects]] = {}  # by bucket: what format and mount of one process share
 
@@ -48,6 +51,11 @@ class Stack(NamedTuple):
     metered: Metered
     retrying: Retrying
     adaptive: Adaptive | None
+    leaving: Event  # once set, no request is repeated and none waits for bandwidth
+
+    def throttled(self) -> int:
+        """How often the store has said that it is asked too much."""
+        return 0 if self.adaptive is None else self.adaptive.window().throttled
 
     def numbers(self) -> dict[str, float]:
         """What `.stats` says of the object store."""
@@ -69,12 +77,14 @@ def stacked(
     pacing = pacing or Pacing()
     adaptive = Adaptive(runtime, raw) if storage == "s3" else None
     backoff = Backoff(total_s=pacing.timeout_s)
-    retrying = Retrying(runtime, adaptive or raw, backoff)
+    leaving = runtime.event()
+    retrying = Retrying(runtime, adaptive or raw, backoff, leaving)
     metered = Metered(runtime, retrying)
     store: ObjectStore = metered
     if pacing.upload_bytes_s or pacing.download_bytes_s:
-        store = Limited(runtime, metered, pacing.upload_bytes_s, pacing.download_bytes_s)
-    return Stack(store, metered, retrying, adaptive)
+        limits = pacing.upload_bytes_s, pacing.download_bytes_s
+        store = Limited(runtime, metered, *limits, leaving)
+    return Stack(store, metered, retrying, adaptive, leaving)
 
 
 def data_directory(settings: VolumeFormat) -> str | None:
@@ -102,6 +112,17 @@ def place_of(settings: VolumeFormat) -> str:
     return data_directory(settings) or settings.bucket
 
 
+def stored_key(settings: VolumeFormat, key: str) -> str:
+    """The key that an object has in the store itself, in which bucket where there are several."""
+    if not settings.shards and not settings.hash_prefix:
+        return key
+    inner = hashed_key(key) if settings.hash_prefix else key
+    if not settings.shards:
+        return inner
+    place = _numbered(place_of(settings), number_of(key, settings.shards))
+    return f"{place.rstrip('/')}/{inner}"
+
+
 class _Opener:
     """Opens the parts of a volume's store, which share one set of keys."""
 
@@ -112,6 +133,7 @@ class _Opener:
         self._runtime = runtime
         self._options = {**(settings.options or {}), **(overrides or {})}
         self._keys: Keys | None = None
+        self._buckets: list[S3Objects] = []
         self._makers: Mapping[str, Callable[[int], ObjectStore]] = {
             "mem": self._memory,
             "file": self._directory,
@@ -154,7 +176,33 @@ class _Opener:
         found = s3_settings(bucket, self._options)
         if self._keys is None:
             self._keys = Keys(self._runtime, found.account)
-        return S3Objects(self._runtime, found, self._keys)
+        made = S3Objects(self._runtime, found, self._keys)
+        self._buckets.append(made)
+        return made
+
+    @contextmanager
+    def impatient(self) -> Iterator[None]:
+        """While little is asked, a store that hangs is given up soon, and with a remedy.
+
+        Unless somebody has said how long it may take.
+        """
+        soon = None
+        if self._buckets and "timeout" not in self._options:
+            from fsdata.obj_s3_http import Timeouts
+
+            soon = Timeouts(silent_s=_OPENING_SILENT_S, whole_s=2 * _OPENING_SILENT_S)
+        for each in self._buckets:
+            each.set_timeouts(soon)
+        try:
+            yield
+        except Unreached as error:
+            raise Unreached(
+                f"{error}: check the address, and whether the store runs and can be reached from "
+                "here; --store-option timeout=SECONDS lets an answer take longer"
+            ) from error
+        finally:
+            for each in self._buckets:
+                each.set_timeouts(None)
 
 
 def open_objects(
@@ -175,7 +223,8 @@ def open_objects(
         for number in range(opener.count()):
             parts.append(opener.open(number))
             undo.callback(parts[-1].close)
-        _require_owner(Retrying(runtime, parts[0], _OPENING), settings)
+        with opener.impatient():
+            _require_owner(Retrying(runtime, parts[0], _OPENING), settings)
         undo.pop_all()
     return _whole(settings, parts)
 
@@ -187,8 +236,11 @@ def _whole(settings: VolumeFormat, parts: Sequence[ObjectStore]) -> ObjectStore:
 
 
 def _require_owner(objects: ObjectStore, settings: VolumeFormat) -> None:
-    """Raises: ConfigError where the objects are another volume's: their names would be mixed up."""
-    if settings.storage == "mem":
+    """Raises: ConfigError where the objects are another volume's: their names would be mixed up.
+
+    Who does not know yet which volume it is says so by an empty `uuid`.
+    """
+    if settings.storage == "mem" or not settings.uuid:
         return
     try:
         owner = objects.get(OWNER_KEY).decode(errors="replace").strip()
@@ -217,10 +269,10 @@ def claimed(settings: VolumeFormat, runtime: Runtime) -> Iterator[None]:
             closing.callback(part.close)
             if settings.storage != "mem":
                 require_empty(part, settings)
-            undo.callback(_quietly, partial(part.delete, CHECK_KEY))
+            undo.callback(quietly, partial(part.delete, CHECK_KEY))
             check_usable(part)
             if settings.storage != "mem":
-                undo.callback(_quietly, partial(part.delete, OWNER_KEY))
+                undo.callback(quietly, partial(part.delete, OWNER_KEY))
                 part.put(OWNER_KEY, (settings.uuid.encode(),))
                 part.sync((OWNER_KEY,))
         try:
@@ -236,7 +288,7 @@ def _make_bucket(bucket: S3Objects, closing: ExitStack, undo: ExitStack) -> None
     closing.callback(bucket.close)
     if not bucket.has_bucket():
         bucket.make_bucket()
-        undo.callback(_quietly, bucket.remove_bucket)
+        undo.callback(quietly, bucket.remove_bucket)
 
 
 def require_empty(objects: ObjectStore, settings: VolumeFormat) -> None:
@@ -270,11 +322,30 @@ def require_room(settings: VolumeFormat, runtime: Runtime) -> None:
             part.close()
 
 
-def _quietly(remove: Callable[[], None]) -> None:
+def quietly(remove: Callable[[], None]) -> None:
+    """Undo what may never have been done."""
     try:
         remove()
     except (OSError, StoreError):
         pass  # it was never made, or the store is away; format says what went wrong first
+
+
+def require_usable(settings: VolumeFormat, runtime: Runtime, overrides: Mapping[str, str]) -> None:
+    """What `format` has tested, for a client that has options of its own.
+
+    Raises: ConfigError, Unavailable.
+    """
+    if not overrides.keys() - _HARMLESS:
+        return
+    opener = _Opener(settings, runtime, overrides)
+    key = f"{CHECK_KEY}-{runtime.random_bits(_CHECK_BITS):x}"
+    for number in range(opener.count()):
+        part = opener.open(number)
+        try:
+            with opener.impatient():
+                check_usable(Retrying(runtime, part, _OPENING), key)
+        finally:
+            part.close()
 
 
 def require_writable(settings: VolumeFormat) -> None:

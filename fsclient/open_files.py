@@ -16,13 +16,19 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
+from fsclient.atimes import Atimes
+from fsclient.listing import Listing, Positions
+from fsclient.nameless import Nameless
 from fsdata.reader import FileReader
 from fsdata.writer import FileWriter, WriteSide
-from fsmeta import access
+from fsmeta import access, trash_hours
 from fsmeta.engine import Meta
 from fsmeta.runtime import Lock, Runtime
+from fsmeta.trash import TRASH_INO
 from fsmeta.types import ROOT_CALLER, Attr, Caller, Dentry, Ino, Slice
 
 CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does not vouch
@@ -40,6 +46,10 @@ class OpenFile:
         # who wrote last without CAP_FSETID; each commit drops S_ISUID then, until chmod(2) sets it
         self.unprivileged: Caller | None = None
         self.mtime_ns = 0  # of the last write
+        self.direct = 0  # handles that write past the kernel's pages; guarded by the table
+        self.mixed = False  # and others have the file open; guarded by the table
+        self.lost: frozenset[int] = frozenset()  # handles whose locks went with our session
+        self.renames = 0  # of a directory: how often this mount has begun to change names in it
         self._lock = lock  # the table's
         self._meta = meta
         self._clock = runtime.monotonic
@@ -128,49 +138,77 @@ class FileHandle:
     """One open(2) of a file."""
 
     def __init__(self, file: OpenFile, flags: int) -> None:
+        self.fh = 0  # given by the table
         self.file = file
+        self.append = flags & os.O_APPEND != 0
         self.writable = flags & os.O_ACCMODE != os.O_RDONLY
         self.reader: FileReader | None = None  # made at the first read
+        self.kept = False  # the kernel had pages of the file, so reads may never reach us
+        self.direct = False  # it writes past the kernel's pages; guarded by the table
+        self.since_ns = 0  # when it was opened, where reading through it moves atime
+
+    @property
+    def was_read(self) -> bool:
+        """Whether somebody has read from it, as far as we can know."""
+        return self.reader is not None or (self.kept and self.file.length > 0)
 
 
 class DirHandle:
-    """One opendir(3): the names read so far, in the order their cookies count."""
+    """One opendir(3)."""
 
-    def __init__(self, file: OpenFile) -> None:
+    def __init__(self, file: OpenFile, listing: Listing) -> None:
+        self.fh = 0
         self.file = file
-        self.entries: list[Dentry] = []
-        self.seen: set[bytes] = set()
-        self.cursor: bytes | None = b""  # where the next page begins; None at the end
+        self.listing = listing
         self.begun = False  # somebody has read from it
+        self.kept = False  # the kernel has a listing, as `FileHandle.kept`
+        self.since_ns = 0
+        self.renames = 0  # of its directory, when the listing began
 
-    def rewind(self) -> None:
-        """rewinddir(3): read the directory anew."""
-        self.entries = []
-        self.seen = set()
-        self.cursor = b""
+    @property
+    def was_read(self) -> bool:
+        """As that of a file."""
+        return self.begun or self.kept
 
 
 class OpenFiles:
     """The table of handles and of the files behind them."""
 
-    def __init__(self, meta: Meta, runtime: Runtime) -> None:
+    def __init__(self, meta: Meta, atimes: Atimes, runtime: Runtime) -> None:
+        """`atimes` is told of what was read."""
         self._meta = meta
         self._runtime = runtime
+        self.nameless = Nameless()
+        self._atimes = atimes
         self._lock = runtime.lock()
+        self._positions = Positions(runtime)
         self._next = 1  # guarded by _lock
         self._handles: dict[int, FileHandle | DirHandle] = {}  # guarded by _lock
         self._files: dict[Ino, OpenFile] = {}  # guarded by _lock
+        self.locked: set[Ino] = set()  # whose locks somebody here has asked for
+        self.on_last: Callable[[OpenFile], object] = bool  # a file is closed; under the lock
 
     def enter(self, ino: Ino, flags: int) -> tuple[int, FileHandle]:
         """A new handle of a file; its file knows nothing yet if it was not open."""
         with self._lock:
             handle = FileHandle(self._share(ino), flags)
+            if self._atimes.on and _moves_atime(flags):
+                handle.since_ns = self._runtime.now_ns()
             return self._add(handle), handle
 
     def enter_dir(self, ino: Ino) -> int:
         """A new handle of a directory."""
+        read = partial(self._meta.names if ino != TRASH_INO else self._trash_names, ino)
+        listing = Listing(ino, read, self._positions, self._runtime)
         with self._lock:
-            return self._add(DirHandle(self._share(ino)))
+            handle = DirHandle(self._share(ino), listing)
+            if self._atimes.directories:
+                handle.since_ns = self._runtime.now_ns()
+            return self._add(handle)
+
+    def _trash_names(self, ino: Ino, cursor: bytes | None) -> tuple[list[Dentry], bytes | None]:
+        del ino, cursor
+        return trash_hours.listing(self._meta), None
 
     def _share(self, ino: Ino) -> OpenFile:
         file = self._files.get(ino)
@@ -182,6 +220,7 @@ class OpenFiles:
     def _add(self, handle: FileHandle | DirHandle) -> int:
         fh = self._next
         self._next += 1
+        handle.fh = fh
         self._handles[fh] = handle
         return fh
 
@@ -206,6 +245,34 @@ class OpenFiles:
                 file.writer = FileWriter(side, file.ino, file.length)
             return file.writer
 
+    def set_lost(self, file: OpenFile, handles: frozenset[int], void: bool) -> None:
+        """These handles are not to be used. `void`: nor what was written and is not stored."""
+        with self._lock:
+            file.lost = handles
+            writer = None
+            if void:
+                writer, file.writer = file.writer, None
+                file.length = 0
+                file.forget_chunks()
+        if writer is not None:
+            writer.discard()
+
+    def enter_direct(self, handle: FileHandle, begins: bool) -> bool:
+        """Whether a new handle goes past the kernel's pages, see `direct_io`.
+
+        It does while another one writes past them, or if it `begins` to and nobody else is there.
+        """
+        with self._lock:
+            file = handle.file
+            if file.direct:
+                file.mixed = True
+            elif not begins or file.handles != 1:
+                return False
+            if handle.writable:
+                handle.direct = True
+                file.direct += 1
+            return True
+
     def leave(self, fh: int) -> OpenFile | None:
         """A handle is closed; returns its file if that was the last one."""
         with self._lock:
@@ -214,15 +281,46 @@ class OpenFiles:
                 return None
             if isinstance(handle, FileHandle) and handle.reader is not None:
                 handle.reader.close()
+            if handle.since_ns and handle.was_read:
+                self._atimes.used(handle.file.ino, handle.since_ns)
             handle.file.handles -= 1
+            if isinstance(handle, FileHandle) and handle.direct:
+                handle.file.direct -= 1
+                handle.file.mixed = handle.file.mixed and handle.file.direct > 0
             if handle.file.handles:
                 return None
+            self.on_last(handle.file)
             del self._files[handle.file.ino]
             return handle.file
+
+    def getattr(self, file: OpenFile) -> Attr:
+        """Attributes with what is written here and not committed."""
+        while True:
+            commits = file.commits
+            attr = file.overlay(self._meta.getattr(ROOT_CALLER, file.ino))
+            if file.commits == commits:
+                return attr
 
     def get(self, ino: Ino) -> OpenFile | None:
         """The file, if it is open here."""
         return self._files.get(ino)
+
+    def changes_names(self, parent: Ino) -> None:
+        """Names in a directory are about to change: see `DirHandle.renames`."""
+        file = self._files.get(parent)
+        if file is not None:
+            file.renames += 1
+
+    def is_written(self, ino: Ino) -> bool:
+        """Whether somebody has the file open for writing here."""
+        return any(
+            isinstance(handle, FileHandle) and handle.file.ino == ino and handle.writable
+            for handle in list(self._handles.values())
+        )
+
+    def open_among(self, inos: Iterable[Ino]) -> list[Ino]:
+        """Those of `inos` that are open here."""
+        return [ino for ino in inos if ino in self._files] if self._files else []
 
     def all(self) -> list[OpenFile]:
         """Everything that is open now."""
@@ -232,3 +330,8 @@ class OpenFiles:
     def handle_count(self) -> int:
         """Open files and directories: a gauge."""
         return len(self._handles)
+
+
+def _moves_atime(flags: int) -> bool:
+    """Whether reading through what was opened with these flags moves atime."""
+    return flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_NOATIME

@@ -14,19 +14,27 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final, NamedTuple
 
+from fsclient.cache_options import CacheOptions
 from fsclient.client import Client, ClientOptions
-from fsclient.config import naming, open_store, require_apart
+from fsclient.config import naming, open_store, require_apart, require_sound
 from fsclient.daemon import open_log
 from fsclient.fuse import mount as kernel
 from fsclient.fuse.idle import IdlePolling
+from fsclient.fuse.init import Agreement, KernelWants
 from fsclient.fuse.mount_options import is_read_only
+from fsclient.fuse.mount_options import parse_options as kernel_options
+from fsclient.fuse.protocol import Init
 from fsclient.fuse.session import Session, SessionConfig
 from fsclient.interpreter import tune
+from fsclient.leaving import Testament, telling
 from fsclient.metrics import operation_numbers
-from fsclient.object_stores import Pacing, require_writable
+from fsclient.object_stores import Pacing, require_usable, require_writable
+from fsclient.staging_slot import warn_of_journals
+from fsclient.subdir import find_root
+from fsclient.volume_key import KeyOffer
+from fsclient.writeback import Staging
 from fsdata.budget import BUFFER_BYTES
-from fsdata.uploads import UPLOAD_THREADS
-from fsmeta.errors import ConfigError, Corrupt
+from fsmeta.errors import ConfigError, Rewound, StoreError
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.transact import DEADLINE_S
 
@@ -45,7 +53,7 @@ class MountRequest(NamedTuple):
     options: tuple[str, ...]  # of mount(8)
     buffer_bytes: int = BUFFER_BYTES
     threads: int = 4
-    max_uploads: int = UPLOAD_THREADS
+    max_uploads: int | None = None  # as `ClientOptions.upload_threads`
     meta_timeout_s: float = DEADLINE_S
     heartbeat_s: float = 5.0
     log_file: str | None = None  # None: standard error
@@ -53,6 +61,15 @@ class MountRequest(NamedTuple):
     idle_poll: str = "auto"
     pacing: Pacing = Pacing()
     store_options: tuple[str, ...] = ()  # NAME=VALUE, instead of the volume's own
+    offer: KeyOffer | None = None  # opens an encrypted volume
+    redis_wait: tuple[int, int] | None = None  # replicas that must have a change, milliseconds
+    backup_meta_s: float = 0.0
+    cache: CacheOptions = CacheOptions()
+    staging: Staging = Staging()
+    subdir: str = ""  # the directory to mount; "": the volume's root
+    snapshot: str = ""  # of that directory; "": itself
+    pack_below: int | None = None
+    tikv_gc: bool = True  # have old values in TiKV dropped, if this client leads
 
 
 def serve(request: MountRequest, ready: Callable[[], None]) -> int:
@@ -71,15 +88,31 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
         mountpoint=request.mountpoint,
         pacing=request.pacing,
         store_options=request.store_options,
+        backup_meta_s=request.backup_meta_s,
+        cache=request.cache,
+        staging_dir=request.staging.directory,
+        staging_others=request.staging.others,
+        writeback=request.staging.options,
+        subdir=request.subdir,
+        snapshot=request.snapshot,
+        pack_below=request.pack_below,
     )
     _fail_on_signal()
     idle = IdlePolling(runtime, request.idle_poll)
-    store = open_store(request.meta, runtime)
+    store = open_store(
+        request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc
+    )
     try:
+        for warning in require_sound(request.meta, store):
+            log.warning("%s", warning)
         with naming(request.meta):
-            client = Client(store, runtime, options)
+            client = Client(store, runtime, options, offer=request.offer)
+        if request.staging.options is None:
+            warn_of_journals(request.staging.others, client.meta.format.uuid)
+        client.vfs.root = find_root(client.meta, request.subdir, request.snapshot)
         if not is_read_only(request.options):
             require_writable(client.meta.format)
+            require_usable(client.meta.format, runtime, client.overrides)
         if kernel.find_mount(request.mountpoint) is None:  # else `mount` refuses, and asks nobody
             require_apart(request.meta, client.meta.format, request.mountpoint)
         idle.probe()
@@ -102,15 +135,26 @@ def _serve_mounted(
     ready: Callable[[], None],
 ) -> int:
     trace = logging.getLogger("slicefs.request").debug if request.debug else None
+    acl = kernel_options(request.options).acl
+    client.vfs.acls = client.meta.has_acls() if acl is None else acl
     config = SessionConfig(
-        threads=request.threads, trace=trace, on_corrupt=_freezer(client), idle=idle
+        threads=request.threads,
+        wants=KernelWants(acl=client.vfs.acls),
+        trace=trace,
+        on_corrupt=_freezer(client),
+        idle=idle,
+        root=client.vfs.root,
     )
     session = Session(mounted, client.vfs, runtime, config)
     try:
         client.start()
-        session.start()
+        agreed = session.start()
         kernel.raise_readahead(mounted.mountpoint)
         client.vfs.coherence.start(session.notifier)
+        _write_directly(client, agreed)
+        client.vfs.locks.start(session)
+        client.vfs.questions.on_remount = lambda: _obey_flags(client, mounted.mountpoint)
+        _obey_flags(client, mounted.mountpoint)
         client.metrics.add(lambda: operation_numbers(session.snapshot()))
         client.metrics.add(idle.numbers)
         _end_on_signal(session, mounted.mountpoint, runtime)
@@ -119,24 +163,47 @@ def _serve_mounted(
         client.stop()
         raise
     log.info("volume %s mounted on %s", client.meta.format.name, mounted.mountpoint)
+    testament = Testament(_log_place(request))
     ready()
     session.wait()
-    stored = client.stop()
+    with telling(runtime, client.unstored_bytes):
+        client.stop()
+    lost = client.lost
     log.info("unmounted %s", mounted.mountpoint)
-    return 0 if stored else 1
+    testament.end(None if lost is None else {**lost._asdict(), "text": str(lost)})
+    return 0 if lost is None else 1
 
 
-def _freezer(client: Client) -> Callable[[Corrupt], None]:
-    """What to do about corrupt metadata: change nothing any more, and say so once."""
-    found: list[Corrupt] = []
+def _write_directly(client: Client, agreed: Agreement) -> None:
+    """Do so if it was asked for, and where files stay mappable meanwhile."""
+    options = client.options.writeback
+    if options is None or not options.direct_writes:
+        return
+    client.vfs.io.direct.writes = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)
+    if not client.vfs.io.direct.writes:
+        log.warning("--direct-writes needs Linux 6.6: files are written through the kernel's pages")
+
+
+def _obey_flags(client: Client, mountpoint: str) -> None:
+    """Whether reading moves atime is what the kernel shows for the mount: one truth, for all."""
+    client.vfs.atimes.obey(kernel.find_flags(mountpoint) or ("ro",))
+
+
+def _freezer(client: Client) -> Callable[[StoreError], None]:
+    """What to do where metadata are corrupt or gone back: change nothing more, and say so once."""
+    found: list[StoreError] = []
     client.metrics.add(lambda: {"read_only": float(bool(found))})
 
-    def freeze(error: Corrupt) -> None:
+    def freeze(error: StoreError) -> None:
         if not found:
             found.append(error)
-            log.error("%s; read-only from now on: unmount and run `slicefs fsck`", error)
+            remedy = "unmount and run `slicefs fsck`"
+            if isinstance(error, Rewound):
+                remedy += ", then mount again"
+            log.error("%s; read-only from now on: %s", error, remedy)
             client.vfs.freeze(error)
 
+    client.meta.transactor.on_rewound = freeze
     return freeze
 
 
@@ -195,6 +262,17 @@ def _detach(mountpoint: str) -> None:
         kernel.umount(mountpoint, lazy=True)
     except ConfigError as error:
         log.info("%s", error)  # somebody was faster
+
+
+def _log_place(request: MountRequest) -> str:
+    """Where the log is: the file that we were told, or that standard error is."""
+    if request.log_file is not None:
+        return os.path.abspath(request.log_file)
+    try:
+        path = os.readlink("/proc/self/fd/2")
+    except OSError:
+        path = ""
+    return path if os.path.isfile(path) else "where its standard error goes"
 
 
 def _start_log(request: MountRequest) -> None:

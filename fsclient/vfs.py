@@ -13,21 +13,30 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
-from typing import Final
 
+from fsclient import snapshot_view, trash_view
+from fsclient.atimes import Atimes
+from fsclient.cloner import CLONE_XATTR, Cloner
 from fsclient.coherence import Coherence
-from fsclient.describe import describe, page_of
 from fsclient.file_io import DataSide, FileIO
-from fsclient.filesystem import Buffer, Entry, FileSystem, Opened, Stat
-from fsclient.open_files import DirHandle, OpenFile, OpenFiles
+from fsclient.file_ranges import FileRanges
+from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, Stat
+from fsclient.locks import FileLocks
+from fsclient.open_files import DirHandle, OpenFiles
+from fsclient.questions import Questions
 from fsclient.virtual import VirtualFiles
+from fsclient.writeback import WriteBack
 from fsmeta import access
+from fsmeta.acl import XATTRS as ACL_XATTRS
 from fsmeta.engine import Meta
-from fsmeta.errors import Corrupt
+from fsmeta.errors import StoreError
 from fsmeta.ops.rename import Place
 from fsmeta.runtime import Runtime
+from fsmeta.schema_locks import Kind
+from fsmeta.sealed import SHELF_NAME, SHELVES, is_shelf
+from fsmeta.snapshots import remove as remove_snapshot
+from fsmeta.trash import TRASH_INO, TRASH_NAME, is_trash
 from fsmeta.types import (
-    ROOT_CALLER,
     ROOT_INO,
     Attr,
     Caller,
@@ -38,8 +47,6 @@ from fsmeta.types import (
     StatFs,
 )
 
-REMOVED_MAX: Final = 10_000  # inodes without names that the kernel has not forgotten; about 4 MB
-
 
 class VFS:
     """One mount's view of a volume."""
@@ -47,33 +54,52 @@ class VFS:
     def __init__(self, meta: Meta, data: DataSide, virtual: VirtualFiles, runtime: Runtime) -> None:
         self._meta = meta
         self._runtime = runtime
-        self.files = OpenFiles(meta, runtime)
         self.coherence = Coherence(meta, runtime)
+        self.atimes = Atimes(meta, self.coherence, runtime)
+        self.files = OpenFiles(meta, self.atimes, runtime)
         self.io = FileIO(meta, data, self.files, self.coherence, runtime)
+        self.cloner = Cloner(meta, self.io, self.coherence, runtime)
+        self.questions = Questions(meta, self.io, self.cloner)
+        self._ranges = FileRanges(meta, self.files, self.io)
+        self.locks = FileLocks(meta, self.io, self.files, self.coherence, runtime)
+        self.cancel = self.locks.cancel
         self._virtual = virtual
-        self._corrupt: Corrupt | None = None  # set once; everything that writes is EROFS then
-        self._removed: dict[Ino, Attr] = {}  # lost their last name here; each step is atomic
+        self._corrupt: StoreError | None = None  # set once; everything that writes is EROFS then
+        self.acls = True  # set before anything is served: whether ACLs are judged by, and shown
+        self.durable: WriteBack | None = None  # of a mount that writes back
+        self._nameless = self.files.nameless
+        self.root = ROOT_INO  # of the mount; set before anything is served
 
-    def freeze(self, error: Corrupt) -> None:
-        """The metadata is corrupt: change nothing any more."""
+    def freeze(self, error: StoreError) -> None:
+        """The metadata is corrupt, or has gone back: change nothing any more."""
         self._corrupt = error
+        self.atimes.freeze()
 
     def _require_writable(self) -> None:
         if self._corrupt is not None:
             raise OSError(errno.EROFS, f"read-only since {self._corrupt}")
 
+    def _require_changeable(self, ino: Ino) -> None:
+        self._require_writable()
+        trash_view.require_changeable(ino)
+
     def _require_name(self, parent: Ino, name: bytes, code: int = errno.EPERM) -> None:
         """Raises: EROFS; `code` for the name of a virtual file."""
         self._require_writable()
-        if parent == ROOT_INO and self._virtual.has(name):
+        if parent == self.root and (
+            self._virtual.has(name) or (name == TRASH_NAME and parent == ROOT_INO)
+        ):
             raise OSError(code, f"{name.decode()} is SliceFS's own")
+        if parent >= TRASH_INO:
+            trash_view.require_name(parent, making=code == errno.EEXIST)
+        self.files.changes_names(parent)
 
     def _entry(self, parent: Ino, name: bytes, attr: Attr) -> Entry:
         """What `name` leads to, given attributes that have just been asked for."""
         file = self.files.get(attr.ino)
         if file is None or file.writer is None:
             return self.coherence.entry(parent, name, attr)
-        entry = self.coherence.entry(parent, name, self._getattr_written(file))
+        entry = self.coherence.entry(parent, name, self.files.getattr(file))
         return entry._replace(attr_ttl=0.0)
 
     def _stat(self, attr: Attr) -> Stat:
@@ -85,32 +111,27 @@ class VFS:
         file = self.files.get(attr.ino)
         if file is None or file.writer is None:
             return self.coherence.stat(attr)
-        return Stat(self._getattr_written(file), 0.0)
-
-    def _getattr_written(self, file: OpenFile) -> Attr:
-        """Attributes with what is written here and not committed."""
-        while True:
-            commits = file.commits
-            attr = file.overlay(self._meta.getattr(ROOT_CALLER, file.ino))
-            if file.commits == commits:
-                return attr
-
-    def _lost_name(self, left: Attr) -> None:
-        """What the kernel still refers to it may ask about, even when it has been deleted."""
-        if left.nlink == 0:
-            if len(self._removed) >= REMOVED_MAX:
-                self._removed.clear()
-            self._removed[left.ino] = left
+        return Stat(self.files.getattr(file), 0.0)
 
     # --- names -----------------------------------------------------------------------------------
 
     def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
-        if parent == ROOT_INO and self._virtual.has(name):
-            return self._virtual.lookup(name)
+        if parent == self.root:
+            if self._virtual.has(name):
+                return self._virtual.lookup(name)
+            if name == TRASH_NAME and parent == ROOT_INO:
+                return trash_view.top()
+        elif parent >= TRASH_INO:
+            entry = trash_view.lookup(self._meta, caller, parent, name)
+            if entry.attr is not None:
+                self._nameless.note(entry.attr)
+            return entry
         try:
             attr = self._meta.lookup(caller, parent, name)
         except OSError as error:
             if error.errno == errno.ENOENT:
+                if name == SHELF_NAME:
+                    return snapshot_view.lookup_shelf(self._meta, parent)
                 absent = self.coherence.absent(parent, name)
                 if absent is not None:
                     return absent
@@ -119,19 +140,21 @@ class VFS:
 
     def forget(self, ino: Ino, lookups: int) -> None:
         del lookups
-        self._removed.pop(ino, None)
+        self._nameless.drop(ino)
         self.coherence.forget(ino)
 
-    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
+    def mknod(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int, umask: int = 0
+    ) -> Entry:
         self._require_name(parent, name, errno.EEXIST)
         if not stat.S_IFMT(mode):
             mode |= stat.S_IFREG
-        return self._entry(parent, name, self._meta.create(caller, parent, name, mode, rdev))
+        return self._entry(parent, name, self._meta.create(caller, parent, name, mode, rdev, umask))
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
+    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0) -> Entry:
         self._require_name(parent, name, errno.EEXIST)
         mode = stat.S_IFDIR | mode & 0o7777
-        return self._entry(parent, name, self._meta.create(caller, parent, name, mode))
+        return self._entry(parent, name, self._meta.create(caller, parent, name, mode, 0, umask))
 
     def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         self._require_name(parent, name, errno.EEXIST)
@@ -139,15 +162,21 @@ class VFS:
 
     def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Entry:
         self._require_name(parent, name, errno.EEXIST)
-        return self._entry(parent, name, self._meta.link(caller, ino, parent, name))
+        attr = self._meta.link(caller, ino, parent, name)
+        self._nameless.drop(ino)  # O_TMPFILE
+        return self._entry(parent, name, attr)
 
     def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         self._require_name(parent, name)
-        self._lost_name(self._meta.unlink(caller, parent, name))
+        self._nameless.note(self._meta.unlink(caller, parent, name))
 
     def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
+        if is_shelf(parent):
+            self._require_writable()
+            remove_snapshot(self._meta, caller, parent, name)
+            return
         self._require_name(parent, name)
-        self._lost_name(self._meta.rmdir(caller, parent, name))
+        self._nameless.note(self._meta.rmdir(caller, parent, name))
 
     def rename(
         self,
@@ -163,9 +192,10 @@ class VFS:
         old, new = Place(parent, name), Place(new_parent, new_name)
         replaced = self._meta.rename(caller, old, new, flags).replaced
         if replaced is not None:
-            self._lost_name(replaced)
+            self._nameless.note(replaced)
 
     def readlink(self, caller: Caller, ino: Ino) -> bytes:
+        self.atimes.followed(ino)
         return self._meta.readlink(caller, ino)
 
     # --- attributes ------------------------------------------------------------------------------
@@ -177,14 +207,14 @@ class VFS:
         try:
             attr = self._meta.getattr(caller, ino)
         except OSError as error:
-            removed = self._removed.get(ino)
+            removed = self._nameless.last(ino)
             if error.errno != errno.ESTALE or removed is None:
                 raise
             attr = removed
         return self._stat(attr)
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> Stat:
-        self._require_writable()
+        self._require_changeable(ino)
         if self._virtual.owns(ino):
             return self._virtual.getattr(ino)  # truncate(2) changes nothing
         if want.size is not None and fh is not None:
@@ -195,28 +225,58 @@ class VFS:
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
         self._meta.access(caller, ino, mask)
 
-    def setxattr(self, caller: Caller, ino: Ino, name: bytes, value: bytes, flags: int) -> None:
-        self._require_writable()
-        self._meta.setxattr(caller, ino, name, value, flags)
+    def setxattr(
+        self,
+        caller: Caller,
+        ino: Ino,
+        name: bytes,
+        value: bytes,
+        flags: int,
+        kill_sgid: bool = False,
+    ) -> None:
+        self._require_changeable(ino)
+        self._require_shown(name)
+        if name.startswith(CLONE_XATTR):
+            self.cloner.ask(caller, self.root, ino, name, value)
+            return
+        self._meta.setxattr(caller, ino, name, value, flags, kill_sgid)
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         if self._virtual.owns(ino):
             raise OSError(errno.ENODATA, "a virtual file has no attributes")
-        page = page_of(name)
-        if page is not None:
-            return describe(self._meta, self._meta.getattr(caller, ino), page)
+        answer = self.questions.answer(caller, ino, name, self.durable)
+        if answer is not None:
+            return answer
+        self._require_shown(name)
         return self._meta.getxattr(caller, ino, name)
 
     def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]:
-        return [] if self._virtual.owns(ino) else self._meta.listxattr(caller, ino)
+        names = [] if self._virtual.owns(ino) else self._meta.listxattr(caller, ino)
+        return names if self.acls else [name for name in names if name not in ACL_XATTRS]
 
     def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
-        self._require_writable()
+        self._require_changeable(ino)
+        self._require_shown(name)
         self._meta.removexattr(caller, ino, name)
 
+    def _require_shown(self, name: bytes) -> None:
+        """Raises: ENOTSUP for ACLs where the kernel does not judge by them, as file systems do."""
+        if not self.acls and name in ACL_XATTRS:
+            raise OSError(errno.ENOTSUP, "to have ACLs, mount with `-o acl`")
+
+    def getflags(self, caller: Caller, ino: Ino) -> int:
+        return 0 if self._virtual.owns(ino) else self._meta.getflags(caller, ino)
+
+    def setflags(self, caller: Caller, ino: Ino, flags: int) -> None:
+        self._require_changeable(ino)
+        if self._virtual.owns(ino):
+            raise OSError(errno.EOPNOTSUPP, "a virtual file has no flags")
+        self._meta.setflags(caller, ino, flags)
+        self.coherence.stale(ino)  # the answer to an ioctl has no room for a ctime
+
     def statfs(self, caller: Caller, ino: Ino) -> StatFs:
-        del caller, ino
-        return self._meta.statfs()
+        del caller
+        return self._meta.statfs(self.root if self._virtual.owns(ino) else ino)
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -228,11 +288,12 @@ class VFS:
         mode: int,
         flags: int,
         kill_suid: bool = False,
+        umask: int = 0,
     ) -> tuple[Entry, Opened]:
         self._require_name(parent, name, errno.EEXIST)
         mode = stat.S_IFREG | mode & 0o7777
         try:
-            attr = self._meta.create(caller, parent, name, mode)
+            attr = self._meta.create(caller, parent, name, mode, 0, umask)
         except OSError as error:
             if error.errno != errno.EEXIST or flags & os.O_EXCL:
                 raise
@@ -278,27 +339,100 @@ class VFS:
         return self.io.read(fh, offset, size)
 
     def write(
-        self, caller: Caller, ino: Ino, fh: int, offset: int, data: memoryview, kill_suid: bool
+        self,
+        caller: Caller,
+        ino: Ino,
+        fh: int,
+        offset: int,
+        data: memoryview,
+        kill_suid: bool,
+        append: bool = False,
     ) -> int:
         del ino
         self._require_writable()
-        return self.io.write(caller, fh, offset, data, kill_suid)
+        return self.io.write(caller, fh, offset, data, kill_suid, append)
 
-    def flush(self, caller: Caller, ino: Ino, fh: int) -> None:
+    def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
         del caller
-        if not self._virtual.owns(ino):
+        if self._virtual.owns(ino):
+            return
+        if ino not in self.files.locked:
             self.io.flush(fh)
+            return
+        try:
+            self.io.flush(fh)
+            self.locks.closed(ino, owner)
+        finally:
+            self.locks.told(ino, owner)
 
     def fsync(self, caller: Caller, ino: Ino, fh: int, data_only: bool) -> None:
         del caller, data_only
         if not self._virtual.owns(ino):
             self.io.fsync(fh)
+            if self.durable is not None:
+                self.durable.require_whole(ino)
 
     def release(self, ino: Ino, fh: int) -> None:
         if self._virtual.owns(ino):
             self._virtual.release(fh)
-        else:
-            self.io.release(fh)
+            return
+        self.io.release(fh)
+        if ino in self.files.locked:
+            self.locks.released(ino, fh)
+
+    # --- locks -----------------------------------------------------------------------------------
+
+    def getlk(self, ino: Ino, fh: int, owner: int, lock: FileLock) -> FileLock | None:
+        del fh
+        return self.locks.getlk(ino, owner, lock)
+
+    def setlk(
+        self, fh: int, owner: int, lock: FileLock, flock: bool, request: int, wait: bool
+    ) -> bool:
+        self._require_writable()
+        kind = Kind.FLOCK if flock else Kind.POSIX
+        return self.locks.setlk(fh, kind, owner, lock, request, wait)
+
+    def unlock(self, fh: int, owner: int, lock: FileLock, flock: bool) -> None:
+        kind = Kind.FLOCK if flock else Kind.POSIX
+        self.locks.unlock(fh, kind, owner, lock.begin, lock.end)
+
+    def tmpfile(
+        self, caller: Caller, parent: Ino, mode: int, flags: int, umask: int = 0
+    ) -> tuple[Entry, Opened]:
+        self._require_writable()
+        mode = stat.S_IFREG | mode & 0o7777
+        attr, opened = self._ranges.tmpfile(caller, parent, mode, flags, umask)
+        self._nameless.note(attr)
+        return Entry(attr, 0.0, 0.0), opened
+
+    def fallocate(
+        self, caller: Caller, ino: Ino, fh: int, mode: int, offset: int, length: int
+    ) -> None:
+        del caller, ino
+        self._require_writable()
+        self._ranges.fallocate(fh, mode, offset, length)
+
+    def lseek(self, caller: Caller, ino: Ino, fh: int, offset: int, whence: int) -> int:
+        del caller
+        if self._virtual.owns(ino):
+            raise OSError(errno.EINVAL, "a virtual file has no holes")
+        return self._ranges.lseek(fh, offset, whence)
+
+    def copy_file_range(
+        self,
+        caller: Caller,
+        ino: Ino,
+        fh: int,
+        offset: int,
+        ino_out: Ino,
+        fh_out: int,
+        offset_out: int,
+        length: int,
+    ) -> int:
+        del caller, ino, ino_out
+        self._require_writable()
+        return self._ranges.copy_file_range(fh, offset, fh_out, offset_out, length)
 
     # --- directories -----------------------------------------------------------------------------
 
@@ -307,64 +441,54 @@ class VFS:
             attr = self._meta.getattr(caller, ino)
             if not attr.is_dir:
                 raise OSError(errno.ENOTDIR, "not a directory")
-            access.require(caller, attr, access.READ)
+            self._meta.require(caller, attr, access.READ)
         fh = self.files.enter_dir(ino)
         try:
             handle = self.files.dir_handle(fh)
-            self._read_dots(caller, handle)
-            self._read_page(handle)  # now rather than later: from here on we hear of changes
+            self._begin_listing(caller, handle)  # not later: from here on we hear of changes
         except BaseException:
             self.files.leave(fh)
             raise
-        cache, keep = self.coherence.listing(ino)
+        cache, keep = (False, False) if ino >= SHELVES else self.coherence.listing(ino)
+        handle.kept = keep
         return Opened(fh, keep_cache=keep, cache_dir=cache)
 
     def readdir(
-        self, caller: Caller, ino: Ino, fh: int, begin: int, at_most: int
-    ) -> Sequence[Dentry]:
+        self, caller: Caller, ino: Ino, fh: int, cookie: int, at_most: int
+    ) -> tuple[Sequence[Dentry], Sequence[int]]:
         del ino
         handle = self.files.dir_handle(fh)
-        if begin == 0 and handle.begun:
-            handle.rewind()
-            self._read_dots(caller, handle)
+        if cookie == 0 and (handle.begun or handle.renames != handle.file.renames):
+            self._begin_listing(caller, handle)
         handle.begun = True
-        while begin >= len(handle.entries) and handle.cursor is not None:
-            self._read_page(handle)
-        return handle.entries[begin : begin + at_most]
+        return handle.listing.behind(cookie, at_most)
 
     def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
         unknown = self.coherence.unknown(ino, names)
-        if not unknown:
+        if not unknown or is_trash(ino):
             return [None] * len(names)
         attrs = self._meta.attrs([child for _, child, _ in unknown])
-        found = {name: attrs[child] for name, child, _ in unknown if child in attrs}
+        found = [(name, attrs[child]) for name, child, _ in unknown if child in attrs]
         entries = self.coherence.entries(ino, found)
-        for name, attr in found.items():
-            if self.files.get(attr.ino) is not None:
-                entries[name] = self._entry(ino, name, attr)
+        for child in self.files.open_among(attrs):
+            for name, attr in found:
+                if attr.ino == child:
+                    entries[name] = self._entry(ino, name, attr)
         return [entries.get(name) for name, _, _ in names]
 
-    def _read_dots(self, caller: Caller, handle: DirHandle) -> None:
+    def _begin_listing(self, caller: Caller, handle: DirHandle) -> None:
         ino = handle.file.ino
+        handle.renames = handle.file.renames
         attr = self._meta.getattr(caller, ino)
-        parent = ino if ino == ROOT_INO else attr.parent
-        handle.entries = [
-            Dentry(b".", ino, FileType.DIR),
-            Dentry(b"..", parent or ino, FileType.DIR),
-        ]
-
-    def _read_page(self, handle: DirHandle) -> None:
-        assert handle.cursor is not None
-        page, handle.cursor = self._meta.names(handle.file.ino, handle.cursor)
-        seen = handle.seen
-        if seen or handle.cursor is not None:  # there is more than one page
-            page = [dentry for dentry in page if dentry[0] not in seen]
-            seen.update([dentry[0] for dentry in page])
-        handle.entries.extend(page)
+        parent = ino if ino == self.root else attr.parent
+        dots = Dentry(b".", ino, FileType.DIR), Dentry(b"..", parent or ino, FileType.DIR)
+        handle.listing.begin(dots)
 
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None:
-        del caller, ino, fh
+        del caller, fh
         self._meta.sync()
+        if self.durable is not None:
+            self.durable.require_whole(ino)
 
     def releasedir(self, ino: Ino, fh: int) -> None:
         del ino

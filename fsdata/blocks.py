@@ -10,57 +10,43 @@ for that fetch (single flight). No lock is held across store I/O.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from fsdata.block_copies import Copies
+from fsdata.block_names import object_key
 from fsdata.codec import (
     Codec,
-    Head,
+    Opener,
     decode,
     decode_payload,
-    decode_range,
     encode,
-    frame_range,
     head_bytes,
+    head_need,
     parse_head,
 )
+from fsdata.flights import Flight, join
 from fsdata.geometry import block_count, block_length
 from fsdata.mem_cache import Block, BlockKey, MemCache
 from fsdata.objects import ObjectStore
+from fsdata.ranges import Ranges, Wanted
 from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError
-from fsmeta.runtime import Event, Runtime
+from fsmeta.runtime import Runtime
 from fsmeta.types import BLOCK_BYTES_MAX, SliceId
 
-CHUNKS = "chunks"  # the first word of every key
-SHARD = 1000  # slices per directory, and directories per directory above
+if TYPE_CHECKING:
+    from fsdata.seal import Sealer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 WHOLE_BYTES = 256 << 10  # a block no longer than this costs as much as a range of it
-HEAD_BYTES = 64 << 10  # a range that begins no further in is fetched together with the head
-HEADS_MAX = 4096  # heads kept for ranged reads: 300 bytes each
-
-
-class BlockName(NamedTuple):
-    """What an object's key says."""
-
-    slice_id: SliceId
-    block: int
-    length: int
-
-
-def object_key(slice_id: SliceId, block: int, length: int) -> str:
-    """The key of a block; `length` lets fsck judge an object by its listing alone."""
-    thousands = slice_id // SHARD
-    return f"{CHUNKS}/{thousands // SHARD}/{thousands}/{slice_id}_{block}_{length}"
-
-
-def parse_key(key: str) -> BlockName | None:
-    """The block a key names, or None if it is not a key that `object_key` gives."""
-    parts = key.rpartition("/")[2].split("_")
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
-        return None
-    name = BlockName(SliceId(int(parts[0])), int(parts[1]), int(parts[2]))
-    return name if object_key(*name) == key else None
+STEP_BYTES = 512 << 10  # who streams in smaller steps is served faster from memory than from files
+FETCHED_MAX = 4096  # blocks of segments that are remembered as fetched: 200 bytes each
 
 
 class BlockStats(NamedTuple):
@@ -70,27 +56,7 @@ class BlockStats(NamedTuple):
     missing: int
     whole: int  # blocks fetched
     ranges: int  # ranges fetched instead
-
-
-class _Flight:
-    """A fetch that others may wait for. `landed` exists only once somebody does."""
-
-    __slots__ = ("error", "landed", "result")
-
-    def __init__(self) -> None:
-        self.landed: Event | None = None
-        self.result: memoryview | None = None
-        self.error: OSError | StoreError | None = None
-
-
-class _Known:
-    """The head of a block of which ranges were read, and how many bytes."""
-
-    __slots__ = ("head", "read")
-
-    def __init__(self, head: Head) -> None:
-        self.head = head
-        self.read = 0
+    repeated: int  # fetches that brought damage and were made once more
 
 
 class BlockStore:
@@ -103,33 +69,63 @@ class BlockStore:
         cache: MemCache,
         codec: Codec = Codec.NONE,
         block_bytes: int = BLOCK_BYTES_MAX,
+        sealer: Sealer | None = None,
+        copies: Copies | None = None,
+        fills: bool = True,
     ) -> None:
+        """`copies`: where some of what `objects` answers comes from; `fills`: it spares a copy to
+        let `objects` fill buffers of ours.
+        """
         self._runtime = runtime
         self._objects = objects
+        self._copies = copies
         self._cache = cache
         self._codec = codec
+        self._sealer = sealer
+        self.plain = codec is Codec.NONE and sealer is None  # blocks are stored as they are
+        self._fills = fills and self.plain
         self.block_bytes = block_bytes
+        self.let_through: Callable[[str], None] = _nobody  # told of objects that must not be staged
+        self.on_range: Callable[[SliceId, int, int], None] = _ignore_range  # id, size, block
         self._lock = runtime.lock()
-        self._flights: dict[BlockKey, _Flight] = {}  # guarded by _lock, as all below
-        self._heads: OrderedDict[BlockKey, _Known] = OrderedDict()
-        self._damaged = self._missing = self._whole = self._ranges = 0
+        self._flights: dict[BlockKey, Flight] = {}  # guarded by _lock, as all below
+        self._fetched: OrderedDict[BlockKey, None] = OrderedDict()  # see `read_packed`
+        self._damaged = self._missing = self._whole = self._repeated = 0
+        self._ranges = Ranges(
+            runtime,
+            objects,
+            cache,
+            as_is=codec is Codec.NONE,
+            sealed=sealer is not None,
+            alone=copies is None,
+        )
 
     def stats(self) -> BlockStats:
         """What was fetched, and what was found bad."""
         with self._lock:
-            return BlockStats(self._damaged, self._missing, self._whole, self._ranges)
+            numbers = self._damaged, self._missing, self._whole, self._ranges.fetched
+            return BlockStats(*numbers, self._repeated)
 
     def put_block(
-        self, slice_id: SliceId, block: int, buffer: Block, reserved: bool = False
+        self,
+        slice_id: SliceId,
+        block: int,
+        buffer: Block,
+        reserved: bool = False,
+        rewritten: bool = False,
     ) -> None:
         """Store a block.
 
         `reserved`: the buffer is counted as a write buffer in the budget; on return it is the
-        memory cache's.
+        memory cache's. `rewritten`: its bytes are in the store already, under another name, and the
+        metadata that change it are not held back by anybody.
         Raises: OSError ENOSPC EDQUOT, Unavailable; then the buffer is the caller's still.
         """
         key = object_key(slice_id, block, len(buffer))
-        self._objects.put(key, encode((buffer,), self._codec))
+        lock = None if self._sealer is None else self._sealer.fresh(slice_id, block)
+        if rewritten:
+            self.let_through(key)
+        self._objects.put(key, encode((buffer,), self._codec, lock))
         if reserved:
             self._cache.put_behind((slice_id, block), buffer)
 
@@ -156,30 +152,131 @@ class BlockStore:
         length = block_length(size, block, self.block_bytes)
         if view is None:
             assert 0 <= begin <= end <= length, (slice_id, size, block, begin, end)
-            if not (whole or length <= WHOLE_BYTES or 2 * (end - begin) >= length):
-                found = self._read_range(key, length, begin, end)
-                if found is not None:
-                    return found
+            found = self._in_part(key, size, length, begin, end, whole)
+            if found is not None:
+                return found
             # What one read takes as a whole the kernel's page cache has from then on.
             view = self._fetch(key, length, end - begin < length)[begin:end]
         if whole and end == length:
             self._cache.leave_behind(key)
         return view
 
+    def _in_part(
+        self, key: BlockKey, size: int, length: int, begin: int, end: int, whole: bool
+    ) -> memoryview | None:
+        """A range by itself, looked for once in each place; None where the block is to be had."""
+        if length <= WHOLE_BYTES:
+            return None
+        if not whole and 2 * (end - begin) < length:
+            found = self._cache.get_piece(key, begin, end)
+            if found is None:
+                found = self._read_range(key, length, begin, end)
+                if found is not None:
+                    self.on_range(key[0], size, key[1])
+            if found is not None:
+                return found
+        elif whole and end - begin < STEP_BYTES:
+            return None
+        return self._here(key, length, begin, end)
+
+    def read_packed(
+        self, slice_id: SliceId, size: int, block: int, begin: int, end: int
+    ) -> memoryview:
+        """As `read`, of a block of a segment: its neighbours will be wanted as well.
+
+        So the whole block is fetched and kept, once. Where it was lost since and there is no disk
+        to keep it, more is read than memory holds, and a range is all that is fetched.
+        """
+        key = (slice_id, block)
+        view = self._cache.get(key, begin, end)
+        if view is not None:
+            return view
+        length = block_length(size, block, self.block_bytes)
+        assert 0 <= begin <= end <= length, (slice_id, size, block, begin, end)
+        found = self._here(key, length, begin, end)
+        if found is not None:
+            return found
+        name = object_key(*key, length)
+        here = self._copies is not None and self._copies.has(name, begin)
+        if here or (key in self._fetched and not self._keeps(name)):
+            found = self._part(name, key, length, begin, end)
+            if found is not None:
+                return found
+        view = self._fetch(key, length, keep=True)[begin:end]
+        with self._lock:
+            self._fetched[key] = None
+            if len(self._fetched) > FETCHED_MAX:
+                self._fetched.popitem(last=False)
+        return view
+
     def fetch(self, slice_id: SliceId, size: int, block: int, wanted: Callable[[], bool]) -> None:
-        """Bring a block into the memory cache, as read-ahead does. Raises: as `read`.
+        """Bring a block to where reads find it soon, as read-ahead does. Raises: as `read`.
 
         `wanted` is asked when nobody else is fetching it: a reader that has come to the block
         since, and did not leave it in the cache, would have it fetched a second time.
         """
         key = (slice_id, block)
+        length = block_length(size, block, self.block_bytes)
         if self._cache.has(key):
+            return
+        copies = self._copies if length > WHOLE_BYTES else None
+        if copies is not None and copies.is_near(object_key(*key, length)):
             return
         with self._lock:
             if key in self._flights or not wanted():
                 return
-            flight = self._flights[key] = _Flight()
-        self._fly(flight, key, block_length(size, block, self.block_bytes), keep=True)
+            flight = self._flights[key] = Flight()
+        self._fly(flight, key, length, keep=True)
+
+    def bring(self, slice_id: SliceId, size: int, block: int) -> bool:
+        """Have a block in the memory cache, if there is room for it. Raises: as `read`."""
+        key = (slice_id, block)
+        if not self._cache.has(key):
+            self._fetch(key, block_length(size, block, self.block_bytes), keep=True)
+        return self._cache.has(key)
+
+    def lacks(self, slice_id: SliceId, block: int, size: int) -> bool | None:
+        """Where a block that is fetched now would be found later: in memory, else on its disk.
+
+        None: it is there already.
+        """
+        key = (slice_id, block)
+        if self._cache.has(key):
+            return None
+        if self._copies is None:
+            return True
+        length = block_length(size, block, self.block_bytes)
+        on_disk = self._copies.lacks(object_key(*key, length), length)
+        return None if on_disk is None else not on_disk
+
+    def bring_aside(self, slice_id: SliceId, block: int, size: int, keep: bool) -> None:
+        """Fetch a block unless somebody does; with `keep` to memory. Raises: as `read`."""
+        key = (slice_id, block)
+        with self._lock:
+            if key in self._flights:
+                return
+            flight = self._flights[key] = Flight(aside=True)
+        self._fly(flight, key, block_length(size, block, self.block_bytes), keep)
+
+    def fetch_part(
+        self,
+        slice_id: SliceId,
+        size: int,
+        block: int,
+        part: tuple[int, int],
+        wanted: Callable[[], bool],
+    ) -> None:
+        """Bring a part of a block where a read will find it, if there is such a place.
+
+        Raises: as `read`.
+        """
+        key = (slice_id, block)
+        length = block_length(size, block, self.block_bytes)
+        begin, end = part
+        if length <= WHOLE_BYTES or 2 * (end - begin) >= length:
+            self.fetch(slice_id, size, block, wanted)
+        elif wanted() and self._keeps(object_key(*key, length)) and not self._cache.has(key):
+            self._read_range(key, length, begin, end)
 
     def _fetch(self, key: BlockKey, length: int, keep: bool) -> memoryview:
         """A whole block, fetched by one thread at a time; with `keep` it is cached."""
@@ -187,12 +284,12 @@ class BlockStore:
             flight = self._flights.get(key)
             mine = flight is None
             if flight is None:
-                flight = self._flights[key] = _Flight()
+                flight = self._flights[key] = Flight()
             elif flight.landed is None:
                 flight.landed = self._runtime.event()
-        return self._fly(flight, key, length, keep) if mine else _join(flight)
+        return self._fly(flight, key, length, keep) if mine else join(flight)
 
-    def _fly(self, flight: _Flight, key: BlockKey, length: int, keep: bool) -> memoryview:
+    def _fly(self, flight: Flight, key: BlockKey, length: int, keep: bool) -> memoryview:
         """Fetch a block, for this thread and whoever joins."""
         try:
             if self._cache.has(key):  # another flight landed after the caller had looked
@@ -216,19 +313,41 @@ class BlockStore:
             if flight.landed is not None:
                 flight.landed.set()
 
+    def opener(self, slice_id: SliceId, block: int) -> Opener | None:
+        """What opens a block that is encrypted; None where the volume is not."""
+        return None if self._sealer is None else partial(self._sealer.cipher, slice_id, block)
+
     def _fetch_now(self, key: BlockKey, length: int) -> Block:
         """A whole block from the store, verified."""
         name = object_key(*key, length)
-        with self._judging(name):
-            if length == self.block_bytes and self._codec is Codec.NONE:
-                block = self._fetch_into(name, length)
-            else:
-                block = decode(self._objects.get(name))
-            if len(block) != length:
-                raise ObjectDamaged(f"block of {len(block)} bytes instead of {length}")
+        block = self._judged(name, partial(self._fetch_block, name, key, length))
         with self._lock:
             self._whole += 1
         return block
+
+    def _fetch_block(self, name: str, key: BlockKey, length: int) -> Block:
+        """A whole block, fetched now. Raises: ObjectDamaged."""
+        if length == self.block_bytes and self._fills:
+            block = self._fetch_into(name, length)
+        elif length == self.block_bytes and not self.plain:
+            block = self._fetch_units(name, key, length)
+        else:
+            block = decode(self._objects.get(name), self.opener(*key))
+        if len(block) != length:
+            raise ObjectDamaged(f"block of {len(block)} bytes instead of {length}")
+        return block
+
+    def _fetch_units(self, name: str, key: BlockKey, length: int) -> Block:
+        """A full-size block that is packed or sealed, made in a buffer that can be used again."""
+        data = self._objects.get(name)
+        head = parse_head(data)
+        if head.raw_bytes != length:
+            raise ObjectDamaged(f"block of {head.raw_bytes} bytes instead of {length}")
+        payload = memoryview(data)[head.size :]
+        buffer = self._cache.take_spare() or bytearray(length)
+        with memoryview(buffer) as into:
+            made = decode_payload(head, payload, self.opener(*key), into)
+            return buffer if made.obj is buffer else made
 
     def _fetch_into(self, name: str, length: int) -> Block:
         """A full-size block, read straight into a buffer that can be used again later."""
@@ -236,8 +355,8 @@ class BlockStore:
         buffer = self._cache.take_spare() or bytearray(length)
         with memoryview(front) as head_view, memoryview(buffer) as view:
             got = self._objects.get_into(name, (head_view, view))
-            head = parse_head(head_view[:got])
-            if head.stored_bytes == length:
+            head = None if head_need(head_view[:got]) else parse_head(head_view[:got])
+            if head is not None and head.stored_bytes == length:
                 decode_payload(head, view[: max(0, got - len(front))])
                 return buffer
         return decode((front + buffer)[:got])  # compressed, though new blocks are not
@@ -246,83 +365,129 @@ class BlockStore:
         """A verified range; None where the whole block is the better (or only) thing to fetch."""
         name = object_key(*key, length)
         with self._lock:
-            known = self._heads.get(key)
-            if key in self._flights or (known is not None and 2 * known.read >= length):
-                return None
-        first, last = frame_range(begin, end, length)
-        with self._judging(name):
-            if known is None and first <= HEAD_BYTES:
-                front = self._objects.get(name, 0, head_bytes(length) + last)
-                known = self._learn(key, length, front)
-                data = memoryview(front)[known.head.size + first :]
-            else:
-                if known is None:
-                    front = self._objects.get(name, 0, head_bytes(length))
-                    known = self._learn(key, length, front)
-                skip = known.head.size
-                data = memoryview(self._objects.get(name, skip + first, skip + last))
-            if known.head.codec is not Codec.NONE:
-                return None
-            if len(data) != last - first:
-                raise ObjectDamaged(f"{len(data)} bytes instead of {last - first} at {first}")
-            verified = decode_range(known.head, first, data)
-        with self._lock:
-            known.read += last - first
-            self._ranges += 1
-        return verified[begin - first : end - first]
+            flight = self._flights.get(key)
+        flies = flight is not None and not flight.aside
+        if flies or (2 * self._ranges.read_of(key) >= length and not self._keeps(name)):
+            return None
+        return self._part(name, key, length, begin, end)
 
-    def _learn(self, key: BlockKey, length: int, front: bytes) -> _Known:
-        """Remember the head that `front` begins with."""
-        head = parse_head(front)
-        if head.raw_bytes != length:
-            raise ObjectDamaged(f"block of {head.raw_bytes} bytes instead of {length}")
-        known = _Known(head)
-        with self._lock:
-            self._heads[key] = known
-            if len(self._heads) > HEADS_MAX:
-                self._heads.popitem(last=False)
-        return known
+    def _here(self, key: BlockKey, length: int, begin: int, end: int) -> memoryview | None:
+        """A verified range of a block that is on a cache disk, if the kernel has its pages: then it
+        need not be in our memory, too.
+        """
+        if self._copies is None:
+            return None
+        wanted = Wanted(object_key(*key, length), key, length, begin, end)
+        return self._ranges.fetch_here(wanted, self.opener(*key), self._copies)
 
-    @contextmanager
-    def _judging(self, name: str) -> Iterator[None]:
-        """Count errors that say the block `name` is bad."""
+    def _part(
+        self, name: str, key: BlockKey, length: int, begin: int, end: int
+    ) -> memoryview | None:
+        """A verified range from the store; None where it can't be had by itself."""
+        wanted = Wanted(name, key, length, begin, end)
+        return self._judged(name, partial(self._ranges.fetch, wanted, self.opener(*key)))
+
+    def _keeps(self, name: str) -> bool:
+        """Whether ranges are kept somewhere: then none is fetched twice, nor with the block."""
+        return self._copies is not None and self._copies.keeps(name)
+
+    def _judged(self, name: str, fetch: Callable[[], T]) -> T:
+        """What `fetch` brings of the block `name`. Damage may have happened on the way: it is asked
+        for once more.
+        """
         try:
-            yield
+            try:
+                return fetch()
+            except ObjectDamaged as error:
+                return self._once_more(name, fetch, error)
         except ObjectMissing:
-            with self._lock:
-                self._missing += 1
+            self._count_missing()
             raise
         except ObjectDamaged as error:
-            with self._lock:
-                self._damaged += 1
-            raise ObjectDamaged(f"object {name}: {error}") from error
+            raise self._count_damaged(name, error) from error
 
-    def delete_slice(self, slice_id: SliceId, size: int) -> None:
-        """Remove every block of a slice; blocks that are gone already are fine.
+    def counted(self, name: str, fetch: Callable[[], T]) -> T:
+        """What `fetch` brings of the block `name`; only what says that it is bad is counted."""
+        try:
+            return fetch()
+        except ObjectMissing:
+            self._count_missing()
+            raise
+        except ObjectDamaged as error:
+            raise self._count_damaged(name, error) from error
+
+    def _count_missing(self) -> None:
+        with self._lock:
+            self._missing += 1
+
+    def _count_damaged(self, name: str, error: ObjectDamaged) -> ObjectDamaged:
+        with self._lock:
+            self._damaged += 1
+        return ObjectDamaged(f"object {name}: {error}")
+
+    def _once_more(self, name: str, fetch: Callable[[], T], error: ObjectDamaged) -> T:
+        """`fetch` again what has arrived damaged."""
+        log.info("object %s has arrived damaged, asking once more: %s", name, error)
+        with self._lock:
+            self._repeated += 1
+        if self._copies is None:
+            return fetch()
+        self._copies.suspect(name)
+        right = False
+        try:
+            found = fetch()
+            right = True
+            return found
+        finally:
+            self._copies.settle(name, right)
+
+    def delete(self, slices: Iterable[tuple[SliceId, int]]) -> None:
+        """Remove every block of slices (id, size); blocks that are gone already are fine.
 
         Raises: Unavailable; then call it again.
         """
-        for block in range(block_count(size, self.block_bytes)):
-            self._cache.drop((slice_id, block))
-            with self._lock:
-                self._heads.pop((slice_id, block), None)
-            length = block_length(size, block, self.block_bytes)
-            self._objects.delete(object_key(slice_id, block, length))
+        names = self._names(slices)
+        for key in names:
+            self._cache.drop(key)
+            self._ranges.forget(key)
+        self._objects.delete(*names.values())
 
     def sync(self, slices: Iterable[tuple[SliceId, int]]) -> None:
-        """Make the blocks of slices (id, size) survive a loss of power. Raises: Unavailable."""
-        self._objects.sync(
-            object_key(slice_id, block, block_length(size, block, self.block_bytes))
-            for slice_id, size in slices
+        """Make the blocks of slices (id, size) survive a loss of power.
+
+        Those that could not be synced are stored anew, as what was written to a disk before an
+        error may be lost. Raises: Unavailable, ObjectDamaged, OSError.
+        """
+        names = self._names(slices)
+        try:
+            self._objects.sync(names.values())
+        except OSError as error:
+            log.warning("%d blocks are stored anew, one could not be synced: %s", len(names), error)
+            for key, name in names.items():
+                self._store_anew(key, name)
+            self._objects.sync(names.values())
+
+    def _names(self, slices: Iterable[tuple[SliceId, int]]) -> dict[BlockKey, str]:
+        """The objects of slices."""
+        return {
+            (sid, block): object_key(sid, block, block_length(size, block, self.block_bytes))
+            for sid, size in slices
             for block in range(block_count(size, self.block_bytes))
-        )
+        }
+
+    def _store_anew(self, key: BlockKey, name: str) -> None:
+        """Put the bytes of an object once more, if they are right; one that is gone is fine."""
+        try:
+            data = self._objects.get(name)
+        except ObjectMissing:
+            return
+        decode(data, self.opener(*key))
+        self._objects.put(name, (data,))
 
 
-def _join(flight: _Flight) -> memoryview:
-    """What another thread's fetch brings."""
-    assert flight.landed is not None, "made before the lock was released"
-    flight.landed.wait()
-    if flight.error is not None:
-        raise flight.error
-    assert flight.result is not None, "the fetching thread ended without a word"
-    return flight.result
+def _nobody(_: str) -> None:
+    """Nothing is staged."""
+
+
+def _ignore_range(_id: SliceId, _size: int, _block: int) -> None:
+    """Nothing is fetched but what is asked for."""

@@ -138,6 +138,18 @@ class Budget:
             self._cached += size
             return True
 
+    def keep(self, size: int) -> bool:
+        """As `charge`, and older cached bytes make room."""
+        if self.charge(size):
+            return True
+        self._shrink(size)
+        return self.charge(size)
+
+    def has_room(self, size: int) -> bool:
+        """Whether `size` bytes are free now, and nobody waits for them."""
+        with self._cond:
+            return not self._waiters and self._fits(size)
+
     def uncharge(self, size: int) -> None:
         """Give back what `charge` or `retire` counted."""
         with self._cond:

@@ -1,12 +1,13 @@
 """The format of one object: a head with checksums, then the payload.
 
-Every object in the store has this form whatever the codec; all integers are little-endian.
+This is version 1, which new blocks have that are stored as they are; `units` has version 2, for
+blocks that are compressed or encrypted. All integers are little-endian.
 
     offset  size  field
     0       4     magic "SFSB"
     4       1     version, 1
     5       1     codec of the payload: 0 none, 1 lz4 block, 2 zstd frame
-    6       1     flags, 0; reserved for encryption
+    6       1     flags, 0
     7       1     log2 of the CRC frame, 16
     8       4     raw bytes: the length of the block
     12      4     stored bytes: the length of the payload as stored
@@ -22,42 +23,43 @@ Pure functions: any thread may call them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from functools import cache
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import lz4.block
 import zstandard
 from crc32c import crc32c
 
+from fsdata.units import (
+    FIXED,
+    MAGIC,
+    PAYLOAD_BYTES_MAX,
+    UNIT_BYTES,
+    UNITS_VERSION,
+    Buffer,
+    Cipher,
+    Codec,
+    Opener,
+    UnitHead,
+    check_units,
+    encode_units,
+    open_units,
+    parse_units_head,
+    units_head_need,
+)
 from fsmeta.errors import ObjectDamaged
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
+__all__ = ["Buffer", "Cipher", "Codec", "Opener", "UnitHead"]
 
-MAGIC = b"SFSB"
 VERSION = 1
 FRAME_LOG2 = 16
 FRAME_BYTES = 1 << FRAME_LOG2  # 3 µs of CRC: fine enough for small ranges, 0.006 % of overhead
-PAYLOAD_BYTES_MAX = (
-    64 << 20
-)  # no object is larger than a chunk; bounds what a head makes us allocate
-ZSTD_LEVEL = 1  # training data is read more often than written, and level 1 keeps up with the disks
-WORTH_SAVING = 16  # compression must save 1/16th, or reads pay CPU for nothing
 
-_FIXED = Struct("<4sBBBBII")
 _CRC = Struct("<I")
-_FIXED_BYTES = _FIXED.size + _CRC.size
-assert _FIXED.size == 16, "the format says 16"
+_FIXED_BYTES = FIXED.size + _CRC.size
 assert _FIXED_BYTES == 20, "the format says 20"
-
-
-class Codec(IntEnum):
-    """How the payload is stored."""
-
-    NONE = 0
-    LZ4 = 1
-    ZSTD = 2
+assert FRAME_BYTES == UNIT_BYTES, "so ranges of both versions are the same"
 
 
 class Head(NamedTuple):
@@ -73,37 +75,56 @@ class Head(NamedTuple):
         """Bytes before the payload."""
         return _FIXED_BYTES + len(self.crcs)
 
+    def span(self, begin: int, end: int) -> tuple[int, int, int]:
+        """For bytes `begin..end` of the block: the first byte and the range of the payload."""
+        if self.codec is not Codec.NONE:
+            return 0, 0, self.stored_bytes
+        first, last = frame_range(begin, end, self.stored_bytes)
+        return first, first, last
+
 
 def head_bytes(stored_bytes: int) -> int:
     """Bytes before a payload of `stored_bytes`."""
     return _FIXED_BYTES + _CRC.size * -(-stored_bytes >> FRAME_LOG2)
 
 
-def encode(pieces: Sequence[Buffer], codec: Codec = Codec.NONE) -> list[Buffer]:
-    """The object that holds `pieces`, as buffers; an uncompressed payload is not copied."""
+def encode(
+    pieces: Sequence[Buffer],
+    codec: Codec = Codec.NONE,
+    lock: tuple[bytes, Cipher] | None = None,
+) -> list[Buffer]:
+    """The object that holds `pieces`, as buffers; a payload stored as it is is not copied.
+
+    `lock`: salt and cipher of a block that is to be encrypted.
+    """
     raw = sum(map(len, pieces))
     assert 0 < raw <= PAYLOAD_BYTES_MAX, raw
-    stored = pieces
-    if codec is not Codec.NONE:
-        packed = _compress(pieces, codec)
-        if len(packed) + raw // WORTH_SAVING < raw:
-            stored = (packed,)
-        else:
-            codec = Codec.NONE
-    size = sum(map(len, stored))
-    table = _table(stored)
-    fixed = _FIXED.pack(MAGIC, VERSION, codec, 0, FRAME_LOG2, raw, size)
-    return [fixed + _CRC.pack(crc32c(table, crc32c(fixed))) + table, *stored]
+    if codec is not Codec.NONE or lock is not None:
+        units = encode_units(pieces, codec, lock)
+        if units is not None:
+            return units
+    table = _table(pieces)
+    fixed = FIXED.pack(MAGIC, VERSION, Codec.NONE, 0, FRAME_LOG2, raw, raw)
+    return [fixed + _CRC.pack(crc32c(table, crc32c(fixed))) + table, *pieces]
 
 
-def parse_head(data: Buffer) -> Head:
+def head_need(front: Buffer) -> int:
+    """Bytes of the head that `front` begins, as far as that can be told."""
+    if len(front) < _FIXED_BYTES or front[4] != UNITS_VERSION:
+        return 0
+    return units_head_need(front)
+
+
+def parse_head(data: Buffer) -> Head | UnitHead:
     """The head at the start of `data`; `data` may go on after it.
 
     Raises: ObjectDamaged.
     """
     if len(data) < _FIXED_BYTES:
         raise ObjectDamaged(f"object of {len(data)} bytes is shorter than its head")
-    magic, version, codec, flags, log2, raw, stored = _FIXED.unpack_from(data)
+    magic, version, codec, flags, log2, raw, stored = FIXED.unpack_from(data)
+    if magic == MAGIC and version == UNITS_VERSION:
+        return parse_units_head(data)
     if magic != MAGIC or version != VERSION:
         raise ObjectDamaged(f"magic {magic!r} version {version} is not a SliceFS object")
     if flags != 0 or log2 != FRAME_LOG2 or codec > Codec.ZSTD:
@@ -113,30 +134,51 @@ def parse_head(data: Buffer) -> Head:
     size = head_bytes(stored)
     if len(data) < size:
         raise ObjectDamaged(f"object of {len(data)} bytes ends within its head of {size}")
-    (crc,) = _CRC.unpack_from(data, _FIXED.size)
+    (crc,) = _CRC.unpack_from(data, FIXED.size)
     view = memoryview(data)
     table = bytes(view[_FIXED_BYTES:size])
-    if crc32c(table, crc32c(view[: _FIXED.size])) != crc:
+    if crc32c(table, crc32c(view[: FIXED.size])) != crc:
         raise ObjectDamaged("the head's CRC is wrong")
     return Head(Codec(codec), raw, stored, table)
 
 
-def decode(data: Buffer) -> memoryview:
-    """The block that the whole object `data` holds; a view of `data` where it is uncompressed.
+def decode(data: Buffer, opener: Opener | None = None) -> memoryview:
+    """The block that the whole object `data` holds; a view of `data` where it is stored as it is.
 
     Raises: ObjectDamaged.
     """
     head = parse_head(data)
-    return decode_payload(head, memoryview(data)[head.size :])
+    return decode_payload(head, memoryview(data)[head.size :], opener)
 
 
-def decode_payload(head: Head, payload: memoryview) -> memoryview:
-    """The block of which `payload` is the stored form.
+def check_object(data: Buffer) -> int:
+    """Whether `data` is what was stored, which needs no key; the length of the block.
+
+    Raises: ObjectDamaged.
+    """
+    head = parse_head(data)
+    payload = memoryview(data)[head.size :]
+    if isinstance(head, Head):
+        decode_payload(head, payload)
+    else:
+        check_units(head, payload)
+    return head.raw_bytes
+
+
+def decode_payload(
+    head: Head | UnitHead,
+    payload: memoryview,
+    opener: Opener | None = None,
+    into: memoryview | None = None,
+) -> memoryview:
+    """The block of which `payload` is the stored form; what is made of it is put `into` a buffer.
 
     Raises: ObjectDamaged.
     """
     if len(payload) != head.stored_bytes:
         raise ObjectDamaged(f"payload of {len(payload)} bytes instead of {head.stored_bytes}")
+    if isinstance(head, UnitHead) or opener is not None:
+        return open_units(_sealed(head, opener), 0, payload, opener, into)
     if _table((payload,)) != head.crcs:
         raise ObjectDamaged("a frame's CRC is wrong")
     return payload if head.codec is Codec.NONE else memoryview(_decompress(head, payload))
@@ -147,19 +189,33 @@ def frame_range(begin: int, end: int, stored_bytes: int) -> tuple[int, int]:
     return begin & -FRAME_BYTES, min(stored_bytes, -(-end // FRAME_BYTES) * FRAME_BYTES)
 
 
-def decode_range(head: Head, begin: int, payload: Buffer) -> memoryview:
-    """`payload`, verified as the bytes of an uncompressed block from `begin` on.
+def decode_range(
+    head: Head | UnitHead, begin: int, payload: Buffer, opener: Opener | None = None
+) -> memoryview:
+    """`payload`, verified, as the bytes of the block from `begin` on.
 
-    `begin` and the length come from `frame_range`. Raises: ObjectDamaged.
+    `begin` and what is in `payload` come from the head's `span`. Raises: ObjectDamaged.
     """
-    assert head.codec is Codec.NONE, "ranges of compressed payloads can't be read"
     assert begin % FRAME_BYTES == 0, begin
     view = memoryview(payload)
+    if isinstance(head, UnitHead) or opener is not None:
+        return open_units(_sealed(head, opener), begin, view, opener)
+    assert head.codec is Codec.NONE, "ranges of payloads compressed as one can't be read"
     table = _table((view,))
     at = (begin >> FRAME_LOG2) * _CRC.size
     if table != head.crcs[at : at + len(table)]:
         raise ObjectDamaged(f"a frame's CRC is wrong in the range from {begin}")
     return view
+
+
+def _sealed(head: Head | UnitHead, opener: Opener | None) -> UnitHead:
+    """`head`, in a volume whose key `opener` has, if any: there nothing else is believed.
+
+    Raises: ObjectDamaged.
+    """
+    if isinstance(head, UnitHead) and (opener is None or head.salt):
+        return head
+    raise ObjectDamaged("it is not encrypted, and the volume is")
 
 
 def _table(pieces: Sequence[Buffer]) -> bytes:
@@ -197,15 +253,6 @@ def _table_of_many(pieces: Sequence[Buffer]) -> bytes:
 @cache
 def _words(count: int) -> Struct:
     return Struct(f"<{count}I")
-
-
-def _compress(pieces: Sequence[Buffer], codec: Codec) -> bytes:
-    """The pieces as one compressed payload."""
-    whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    if codec is Codec.LZ4:
-        packed: bytes = lz4.block.compress(whole, store_size=False)
-        return packed
-    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(whole)
 
 
 def _decompress(head: Head, payload: memoryview) -> bytes:

@@ -31,6 +31,7 @@ def rewrite(blocks: BlockStore, slices: Sequence[Slice], new_id: SliceId) -> lis
     size = sum(run[-1].end - run[0].pos for run in runs)
     try:
         _write(blocks, runs, new_id)
+        blocks.sync([(new_id, size)])  # as safe as fsync(2) has made those that are deleted next
     except (OSError, StoreError):
         _delete(blocks, new_id, size)
         raise
@@ -46,15 +47,15 @@ def _write(blocks: BlockStore, runs: list[list[Segment]], new_id: SliceId) -> No
             fill += part
             piece = piece[len(part) :]
             if len(fill) == blocks.block_bytes:
-                blocks.put_block(new_id, index, fill)
+                blocks.put_block(new_id, index, fill, rewritten=True)
                 index, fill = index + 1, bytearray()
     if fill:
-        blocks.put_block(new_id, index, fill)
+        blocks.put_block(new_id, index, fill, rewritten=True)
 
 
 def _delete(blocks: BlockStore, new_id: SliceId, size: int) -> None:
     try:
-        blocks.delete_slice(new_id, size)
+        blocks.delete([(new_id, size)])
     except (OSError, StoreError):
         pass  # gc will: nothing refers to them
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from errno import EDQUOT, ENOSPC
+from contextlib import suppress
+from errno import EDQUOT, EIO, ENOSPC
 from itertools import count
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import Runtime
 
@@ -38,8 +39,11 @@ class FileObjects:
         self._tmp = f"{self._root}/{TMP_DIR}/{runtime.random_bits(64):016x}."
         self._count = count()
         self._runtime = runtime
+        # What fsync(2) failed for: it says so once, and later succeeds though bytes are lost.
+        self._doubtful: set[str] = set()  # grows with a disk's errors; each step is atomic
         self._average_s = 0.0  # of reads; threads may miss each other's
         try:
+            _make_root(self._root)
             os.makedirs(f"{self._root}/{TMP_DIR}", exist_ok=True)
             self._sweep(runtime.now_ns() - TMP_AGE_NS)
         except OSError as error:
@@ -52,8 +56,9 @@ class FileObjects:
         """Remove temporary files that a crashed process left behind."""
         with os.scandir(f"{self._root}/{TMP_DIR}") as entries:
             for entry in entries:
-                if entry.stat(follow_symlinks=False).st_mtime_ns < before_ns:
-                    _unlink(entry.path)
+                with suppress(FileNotFoundError):  # its owner has just renamed it
+                    if entry.stat(follow_symlinks=False).st_mtime_ns < before_ns:
+                        _unlink(entry.path)
 
     def _path(self, key: str) -> str:
         if "/." in key or key[:1] in "./":
@@ -76,6 +81,8 @@ class FileObjects:
         except OSError as error:
             _unlink(tmp)
             raise self._translate(error, key) from error
+        if self._doubtful:
+            self._doubtful.discard(key)
 
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         begun = self._begin_read()
@@ -89,6 +96,9 @@ class FileObjects:
                 self._end_read(begun)
         except OSError as error:
             raise self._translate(error, key) from error
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        return [self.get(key, begin, end) for begin, end in ranges]
 
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         begun = self._begin_read()
@@ -111,13 +121,14 @@ class FileObjects:
     def _end_read(self, begun: float) -> None:
         self._average_s += (self._runtime.monotonic() - begun - self._average_s) / AVERAGE_OF
 
-    def delete(self, key: str) -> None:
-        try:
-            os.unlink(self._path(key))
-        except FileNotFoundError:
-            self._require_root()
-        except OSError as error:
-            raise self._translate(error, key) from error
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            try:
+                os.unlink(self._path(key))
+            except FileNotFoundError:
+                self._require_root()
+            except OSError as error:
+                raise self._translate(error, key) from error
 
     def head(self, key: str) -> ObjectInfo | None:
         try:
@@ -158,7 +169,8 @@ class FileObjects:
     def sync(self, keys: Iterable[str]) -> None:
         """fsync(2) the files, then each directory that leads to them, deepest first.
 
-        An object that has been deleted since has nothing to lose.
+        An object that has been deleted since has nothing to lose. Raises: OSError of fsync(2), each
+        time until the object is put anew.
         """
         folders: set[str] = set()
         for key in keys:
@@ -177,12 +189,17 @@ class FileObjects:
     def _fsync(self, key: str) -> None:
         try:
             fd = os.open(f"{self._root}/{key}", _READ)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
         except OSError as error:
             raise self._translate(error, key) from error
+        try:
+            if key in self._doubtful:
+                raise OSError(EIO, "it could not be synced before", key)
+            os.fsync(fd)
+        except OSError as error:
+            self._doubtful.add(key)
+            raise OSError(error.errno, error.strerror, key) from error
+        finally:
+            os.close(fd)
 
     def _require_root(self) -> None:
         """Raises: Unavailable where nothing is found because all of it has gone.
@@ -216,6 +233,16 @@ def _write_all(fd: int, pieces: Sequence[Buffer]) -> None:
             wrote -= len(left.pop(0))
         if wrote:
             left[0] = memoryview(left[0])[wrote:]
+
+
+def _make_root(path: str) -> None:
+    """Nobody else looks into it: who reads objects is asked for no file's mode. Raises: OSError."""
+    with suppress(FileExistsError):
+        try:
+            os.mkdir(path, 0o700)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.mkdir(path, 0o700)
 
 
 def _unlink(path: str) -> None:

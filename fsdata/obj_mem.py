@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore, fill
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range, fill
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import Runtime
 
@@ -25,6 +25,9 @@ class MemObjects:
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         return self._find(key)[begin:end]
 
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        return [self.get(key, begin, end) for begin, end in ranges]
+
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         return fill(pieces, self._find(key))
 
@@ -35,9 +38,14 @@ class MemObjects:
             raise ObjectMissing(key)
         return found[0]
 
-    def delete(self, key: str) -> None:
+    def peek(self, key: str) -> bytes:
+        """What is there now, for who watches from outside of the world. Raises: KeyError."""
+        return self._objects[key][0]
+
+    def delete(self, *keys: str) -> None:
         with self._lock:
-            self._objects.pop(key, None)
+            for key in keys:
+                self._objects.pop(key, None)
 
     def head(self, key: str) -> ObjectInfo | None:
         with self._lock:

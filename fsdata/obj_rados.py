@@ -10,13 +10,14 @@ Threading: any method from any thread.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from errno import EDQUOT, ENOENT, ENOSPC, ESHUTDOWN
 from itertools import islice
 from typing import Any, Final, NamedTuple, NoReturn
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore, fill
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range, fill
 from fsdata.rados_binding import load_rados
 from fsdata.rados_listing import names
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
@@ -25,6 +26,7 @@ from fsmeta.runtime import Runtime
 READ_BYTES: Final = (4 << 20) + (64 << 10)  # a block of full size with its head, in one operation
 PUT_BYTES_MAX: Final = 64 << 20  # OSDs refuse writes above 90 MiB (osd_max_write_size)
 STATS_AT_ONCE: Final = 64  # of a listing, which is told names only
+DELETES_AT_ONCE: Final = 64
 _STEM: Final = "client."
 
 
@@ -107,15 +109,53 @@ class RadosObjects:
             self._fail(error, key)
         return data
 
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        """An operation each, under way at the same time: the binding has none of several reads."""
+        *others, last = ranges
+        self._runtime.will_wait()
+        under_way = [self._begin_read(key, *each) for each in others]
+        data = self.get(key, *last)
+        return [*(self._end_read(key, each) for each in under_way), data]
+
+    def _begin_read(self, key: str, begin: int, end: int) -> tuple[Any, list[bytes]]:
+        """A read under way, and what will have its bytes. Raises: as `get`."""
+        assert begin < end, "to Ceph, no bytes mean all bytes"
+        got: list[bytes] = []
+
+        def told(_: Any, data: bytes | None) -> None:
+            got.append(data or b"")
+
+        try:
+            return self._io.aio_read(key, end - begin, begin, told), got
+        except self._rados.Error as error:
+            self._fail(error, key)
+
+    def _end_read(self, key: str, under_way: tuple[Any, list[bytes]]) -> bytes:
+        """What it brings. Raises: as `get`."""
+        completion, got = under_way
+        completion.wait_for_complete_and_cb()
+        code = completion.get_return_value()
+        if code < 0:
+            self._fail(OSError(-code, os.strerror(-code)), key)
+        return got[0]
+
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         return fill(pieces, self._read(key, 0, sum(map(len, pieces))))
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
+        """An operation each, many under way at the same time."""
         self._runtime.will_wait()
+        for begin in range(0, len(keys), DELETES_AT_ONCE):
+            part = keys[begin : begin + DELETES_AT_ONCE]
+            for key, completion in [(key, self._begin_removal(key)) for key in part]:
+                completion.wait_for_complete()
+                code = completion.get_return_value()
+                if code < 0 and code != -ENOENT:
+                    self._fail(OSError(-code, os.strerror(-code)), key)
+
+    def _begin_removal(self, key: str) -> Any:
         try:
-            self._io.remove_object(key)
-        except self._rados.ObjectNotFound:
-            pass
+            return self._io.aio_remove(key)
         except self._rados.Error as error:
             self._fail(error, key)
 

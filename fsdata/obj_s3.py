@@ -17,10 +17,11 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from hashlib import sha256
+from hashlib import md5, sha256
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 from crc32c import crc32c
 
@@ -35,14 +36,18 @@ from fsdata.obj_s3_errors import (
 from fsdata.obj_s3_http import Answer, HttpPool, Place, Timeouts
 from fsdata.obj_s3_keys import Keys, S3Account, bucket_url
 from fsdata.obj_s3_sign import UNSIGNED, Signer, query_string, quoted
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range, Unreached
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import Runtime
 
 PAGE_KEYS: Final = 1000  # the most that S3 gives
 _OK: Final = (200, 204, 206)
 _NO_SUCH_RANGE: Final = 416
+_OF_RANGES: Final = (200, 206, _NO_SUCH_RANGE)
 _FORBIDDEN: Final = (400, 401, 403)
+_UNKNOWN_THERE: Final = (405, 501)  # to stores that know no DeleteObjects
+_OF_DELETIONS: Final = (200, *_FORBIDDEN, 404, *_UNKNOWN_THERE)
+DELETES_TOGETHER: Final = 500  # S3 takes 1000; what takes long had better not be repeated whole
 _MENDS_MAX: Final = 2  # once the clock, once the keys
 
 
@@ -107,6 +112,10 @@ class _Session:
         return wrong
 
 
+def _range_line(begin: int, end: int | None) -> bytes:
+    return b"Range: bytes=%d-%b" % (begin, b"" if end is None else b"%d" % (end - 1))
+
+
 def _tls_context(ca: str) -> Any:
     """Raises: ConfigError."""
     import ssl
@@ -127,6 +136,7 @@ class S3Objects:
         self._settings = settings
         self._session = _Session(runtime, settings, keys or Keys(runtime, settings.account))
         self._put_headers = _put_headers(settings)
+        self._together = True  # the store may delete many objects a request
 
     def _request(
         self,
@@ -156,7 +166,7 @@ class S3Objects:
             try:
                 answer = session.pool.request((first, *proof, *lines), body, into)
             except Unavailable as error:
-                raise Unavailable(f"{session.place}: {error}") from error
+                raise Unreached(f"{session.place}: {error}") from error
             if answer.status in accepted:
                 return answer
             refusal = parse_refusal(answer.status, answer.body)
@@ -187,9 +197,12 @@ class S3Objects:
             if self.head(key) is None:
                 raise ObjectMissing(key)
             return b""
-        last = b"" if end is None else b"%d" % (end - 1)
-        line = b"Range: bytes=%d-%b" % (begin, last)
-        answer = self._request(b"GET", key, lines=(line,), accepted=(200, 206, _NO_SUCH_RANGE))
+        line = _range_line(begin, end)
+        answer = self._request(b"GET", key, lines=(line,), accepted=_OF_RANGES)
+        return self._in_range(answer, begin, end)
+
+    def _in_range(self, answer: Answer, begin: int, end: int | None) -> bytes:
+        """What the answer to a ranged GET has of it. Raises: Unavailable."""
         if answer.status == _NO_SUCH_RANGE:
             return b""
         if answer.status == 200:  # a server without ranges
@@ -200,14 +213,64 @@ class S3Objects:
             raise Unavailable(f"{self._session.place}: asked for another range than it sent")
         return answer.body
 
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        """A request each, on connections of their own, signed once: ranges are not signed.
+
+        What is refused is asked for by itself, where clock and keys are mended.
+        """
+        session = self._session
+        assert all(begin < end for begin, end in ranges), ranges
+        target = quoted(session.path + key).encode()
+        used, now_s = session.keys.current(), session.now_s()
+        proof = session.signer.sign(used, now_s, b"GET", target, {b"host": session.host}, UNSIGNED)
+        first = b"GET %b HTTP/1.1" % target
+        heads = [(first, *proof, _range_line(*each)) for each in ranges]
+        try:
+            answers = session.pool.request_all(heads)
+        except Unavailable as error:
+            raise Unreached(f"{session.place}: {error}") from error
+        for answer in answers:
+            if answer.status not in (*_OF_RANGES, *_FORBIDDEN):
+                refusal = parse_refusal(answer.status, answer.body)
+                raise translate(refusal, session.place, key, False)
+        return [
+            self.get(key, *each) if answer.status in _FORBIDDEN else self._in_range(answer, *each)
+            for answer, each in zip(answers, ranges, strict=True)
+        ]
+
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         return self._request(b"GET", key, into=pieces).filled
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
+        """What can't be deleted together is by itself, where clock and keys are mended."""
+        for begin in range(0, len(keys), DELETES_TOGETHER):
+            part = keys[begin : begin + DELETES_TOGETHER]
+            if len(part) == 1 or not self._together or not self._delete_together(part):
+                for key in part:
+                    self._delete_one(key)
+
+    def _delete_one(self, key: str) -> None:
         try:
             self._request(b"DELETE", key)
         except ObjectMissing:
             pass
+
+    def _delete_together(self, keys: Sequence[str]) -> bool:
+        """One DeleteObjects; False where the store refuses that. Raises: Unavailable."""
+        body = _deletion(keys)
+        digest = b64encode(md5(body, usedforsecurity=False).digest())
+        length = b"Content-Length: %d" % len(body)
+        headers = {b"content-md5": digest}  # the one checksum that every such store knows
+        answer = self._request(
+            b"POST", "", "delete=", headers, (length,), (body,), (), UNSIGNED, _OF_DELETIONS
+        )
+        place = self._session.place
+        if answer.status == 200:
+            for key, code in _parse_failures(answer.body, place):
+                raise translate(Refusal(200, code), place, key, False)
+            return True
+        self._together = answer.status not in _UNKNOWN_THERE  # keys and clock can be mended
+        return False
 
     def head(self, key: str) -> ObjectInfo | None:
         try:
@@ -242,6 +305,10 @@ class S3Objects:
     def close(self) -> None:
         self._session.pool.close()
         self._session.keys.close()
+
+    def set_timeouts(self, timeouts: Timeouts | None) -> None:
+        """How long requests from now on may take; None: as the settings say."""
+        self._session.pool.timeouts = timeouts or self._settings.timeouts
 
     def has_bucket(self) -> bool:
         """Whether the bucket is there. Raises: Unavailable, with what the keys may not do."""
@@ -303,6 +370,29 @@ def _parse_page(body: bytes, place: str) -> _Page:
     if cut and not token:
         raise Unavailable(f"{place}: a listing that is cut off and can't be continued")
     return _Page(infos, token if cut else "")
+
+
+def _deletion(keys: Iterable[str]) -> bytes:
+    """The body of DeleteObjects."""
+    objects = "".join(f"<Object><Key>{escape(key)}</Key></Object>" for key in keys)
+    return f"<Delete><Quiet>true</Quiet>{objects}</Delete>".encode()
+
+
+def _parse_failures(body: bytes, place: str) -> list[tuple[str, str]]:
+    """Keys that are still there, by an answer to DeleteObjects, and why. Raises: Unavailable."""
+    try:
+        root = ElementTree.fromstring(body)
+    except ElementTree.ParseError as error:
+        raise Unavailable(f"{place}: an answer that can't be read: {error}") from error
+    space, _, kind = root.tag.rpartition("}")
+    space += "}" if space else ""
+    if kind != "DeleteResult":
+        raise Unavailable(f"{place}: {kind} says nothing of what was deleted")
+    failures = [
+        (each.findtext(f"{space}Key", ""), each.findtext(f"{space}Code", ""))
+        for each in root.iterfind(f"{space}Error")
+    ]
+    return [failure for failure in failures if failure[1] != "NoSuchKey"]
 
 
 def _put_headers(settings: S3Settings) -> dict[bytes, bytes]:

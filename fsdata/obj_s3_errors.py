@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
 from fsdata.objects import Throttled
-from fsmeta.errors import ObjectMissing, Unavailable
+from fsmeta.errors import ObjectMissing, Refused, Unavailable
 
 # The store does not take these keys (any more): others may do.
 KEY_CODES: Final = frozenset(
@@ -30,12 +30,25 @@ _BUSY_CODES: Final = frozenset(
     {"SlowDown", "SlowDownRead", "SlowDownWrite", "TooManyRequests", "RequestLimitExceeded"}
 )
 _BUSY: Final = (429, 503)
+# What the request asks for, not the moment, is to blame: it is refused each time.
+_FOR_GOOD: Final = frozenset(
+    {
+        "InvalidArgument",
+        "InvalidRequest",
+        "InvalidStorageClass",
+        "InvalidEncryptionAlgorithmError",
+        "NotImplemented",
+        "KMS.DisabledException",
+        "KMS.NotFoundException",
+    }
+)
 _FULL: Final = {
     "QuotaExceeded": EDQUOT,
     "XMinioStorageFull": ENOSPC,
     "EntityTooLarge": ENOSPC,
 }
 _FULL_STATUS: Final = 507
+_REFUSED_OPTION: Final = "see storage-class, sse and sse-kms-key of --store-option"
 _HINTS: Final = {
     "InvalidAccessKeyId": "the access key is unknown there",
     "SignatureDoesNotMatch": "the secret key is wrong",
@@ -47,6 +60,12 @@ _HINTS: Final = {
     "AuthorizationHeaderMalformed": "another region, most likely: --store-option region=NAME",
     "PermanentRedirect": "the bucket is in another region: --store-option region=NAME",
     "RequestTimeTooSkewed": "the clocks differ too much",
+    "InvalidArgument": _REFUSED_OPTION,
+    "InvalidRequest": _REFUSED_OPTION,
+    "InvalidStorageClass": _REFUSED_OPTION,
+    "InvalidEncryptionAlgorithmError": _REFUSED_OPTION,
+    "KMS.DisabledException": _REFUSED_OPTION,
+    "KMS.NotFoundException": _REFUSED_OPTION,
     "NotImplemented": "the store does not know part of the request",
 }
 
@@ -93,4 +112,6 @@ def translate(refusal: Refusal, place: str, key: str, headless: bool) -> Excepti
         return OSError(_FULL.get(code, ENOSPC), f"{place}: {refusal}", key)
     if status in _BUSY or code in _BUSY_CODES:
         return Throttled(f"{place}: {refusal}")
+    if code in _FOR_GOOD:
+        return Refused(f"{place}: {refusal}")
     return Unavailable(f"{place}: {refusal}")

@@ -163,7 +163,7 @@ class HttpPool:
     def __init__(self, runtime: Runtime, place: Place, timeouts: Timeouts) -> None:
         self._runtime = runtime
         self._place = place
-        self._timeouts = timeouts
+        self.timeouts = timeouts  # replaced whole
         self._lock = runtime.lock()
         self._idle: list[_Connection] = []  # guarded by _lock; the last one used is the next
         self._closed = False  # guarded by _lock
@@ -180,9 +180,47 @@ class HttpPool:
         body of an answer of status 200 or 206.
         Raises: Unavailable.
         """
-        whole_s = self._timeouts.whole_s + sum(map(len, body)) / self._timeouts.slowest_bytes_s
-        lines = b"\r\n".join((*head, b"", b""))
         self._runtime.will_wait()
+        return self._ask(_joined(head), body, into)
+
+    def request_all(self, heads: Sequence[Sequence[bytes]]) -> list[Answer]:
+        """Requests without bodies, each sent on a connection of its own before any is answered.
+
+        One that met a connection which the server had closed is sent again.
+        Raises: Unavailable.
+        """
+        self._runtime.will_wait()
+        requests = [_joined(head) for head in heads]
+        sent: list[_Connection] = []
+        try:
+            for lines in requests[1:]:
+                sent.append(self._take_idle() or self._connect())
+                self._send_ahead(sent[-1], lines)
+            answers = [self._ask(requests[0])]
+            for lines in requests[1:]:
+                connection = sent.pop(0)
+                try:
+                    answers.append(self._exchange(connection, None, (), (), self.timeouts.whole_s))
+                except _Dropped:
+                    answers.append(self._ask(lines))
+            return answers
+        finally:
+            for connection in sent:
+                connection.sock.close()
+
+    def _send_ahead(self, connection: _Connection, lines: bytes) -> None:
+        """Send a request whose answer is read later; so is what went wrong."""
+        connection.start(self.timeouts.whole_s)
+        try:
+            connection.send((lines,))
+        except OSError:
+            pass
+
+    def _ask(
+        self, lines: bytes, body: Sequence[Buffer] = (), into: Sequence[memoryview] = ()
+    ) -> Answer:
+        """Raises: Unavailable."""
+        whole_s = self.timeouts.whole_s + sum(map(len, body)) / self.timeouts.slowest_bytes_s
         while (connection := self._take_idle()) is not None:
             try:
                 return self._exchange(connection, lines, body, into, whole_s)
@@ -213,7 +251,7 @@ class HttpPool:
         """Raises: Unavailable."""
         host, port, tls = self._place
         try:
-            sock = socket.create_connection((host, port), self._timeouts.connect_s)
+            sock = socket.create_connection((host, port), self.timeouts.connect_s)
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if tls is not None:
@@ -223,26 +261,30 @@ class HttpPool:
                 raise
         except OSError as error:
             raise Unavailable(f"can't connect to {host}:{port}: {_reason(error)}") from error
-        return _Connection(self._runtime, sock, self._timeouts.silent_s)
+        return _Connection(self._runtime, sock, self.timeouts.silent_s)
 
     def _exchange(
         self,
         connection: _Connection,
-        lines: bytes,
+        lines: bytes | None,
         body: Sequence[Buffer],
         into: Sequence[memoryview],
         whole_s: float,
     ) -> Answer:
-        """One request on one connection. Raises: Unavailable, _Dropped."""
+        """One request on one connection; no `lines` where a GET was sent before.
+
+        Raises: Unavailable, _Dropped.
+        """
         keep = False
         try:
             connection.start(whole_s)
             try:
-                connection.send((lines, *body))
+                if lines is not None:
+                    connection.send((lines, *body))
             except _GONE:
                 pass  # it may have said why before it stopped listening
-            no_body = lines.startswith(b"HEAD ")
-            slowest_bytes_s = self._timeouts.slowest_bytes_s
+            no_body = lines is not None and lines.startswith(b"HEAD ")
+            slowest_bytes_s = self.timeouts.slowest_bytes_s
             answer, keep = _read_answer(connection, no_body, into, slowest_bytes_s)
             return answer
         except TimeoutError as error:
@@ -268,6 +310,10 @@ class HttpPool:
         with self._lock:
             self._closed = True
         self._drop_idle()
+
+
+def _joined(head: Sequence[bytes]) -> bytes:
+    return b"\r\n".join((*head, b"", b""))
 
 
 def _read_answer(

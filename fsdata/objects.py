@@ -6,7 +6,8 @@ versions and readers no locks.
 
 Errors: `ObjectMissing` where an object is not there; an `OSError` with ENOSPC or EDQUOT where the
 store is full; everything else that went wrong outside is `Unavailable`, and repeating is safe; it
-is `Throttled` where the store asks for fewer requests at a time.
+is `Throttled` where the store asks for fewer requests at a time, `Unreached` where S3 is silent,
+and `Refused` where repeating is in vain.
 Threading: every method may be called from any thread.
 """
 
@@ -19,10 +20,16 @@ from fsmeta.errors import ConfigError, ObjectMissing, StoreError, Unavailable
 
 CHECK_KEY = "check/usable"  # an object that is there only while a store is tested
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Range: TypeAlias = tuple[int, int]
+"""Begin and end in an object."""
 
 
 class Throttled(Unavailable):
     """The store is asked too much at a time."""
+
+
+class Unreached(Unavailable):
+    """Nobody has answered."""
 
 
 class ObjectInfo(NamedTuple):
@@ -45,11 +52,17 @@ class ObjectStore(Protocol):
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         """Bytes `begin..end` of an object, fewer past its end. Raises: ObjectMissing."""
 
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        """As `get` of each, in the time of one where the store can. Raises: ObjectMissing."""
+
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         """Fill `pieces` in order from the object's start; how many bytes. Raises: ObjectMissing."""
 
-    def delete(self, key: str) -> None:
-        """Remove an object; one that is not there is fine."""
+    def delete(self, *keys: str) -> None:
+        """Remove objects, with few requests where the store can; those not there are fine.
+
+        Where it raises, some of them may be gone.
+        """
 
     def head(self, key: str) -> ObjectInfo | None:
         """What is known of an object, or None."""
@@ -74,12 +87,13 @@ def fill(pieces: Sequence[memoryview], data: Buffer) -> int:
     return at
 
 
-def check_usable(store: ObjectStore) -> None:
+def check_usable(store: ObjectStore, key: str = CHECK_KEY) -> None:
     """Write, read, list and delete a test object before a store is trusted (`slicefs format`).
 
+    `key`: one of its own for each of several that try the same store.
     Raises: ConfigError with what failed and what to do.
     """
-    key, data = CHECK_KEY, bytes(range(256)) * 16
+    data = bytes(range(256)) * 16
 
     def put() -> bool:
         store.put(key, (data[:1000], data[1000:]))

@@ -96,6 +96,7 @@ class PendingSlice:
     __slots__ = (
         "_block_bytes",
         "_frozen",
+        "append",
         "blocks",
         "chunk",
         "id",
@@ -106,8 +107,11 @@ class PendingSlice:
         "unstored",
     )
 
-    def __init__(self, slice_id: SliceId, chunk: int, pos: int, block_bytes: int) -> None:
+    def __init__(
+        self, slice_id: SliceId, chunk: int, pos: int, block_bytes: int, append: bool = False
+    ) -> None:
         self.id = slice_id
+        self.append = append  # the commit decides where it goes; `chunk` and `pos` are a guess
         self.chunk = chunk
         self.pos = pos
         self.length = 0
@@ -130,6 +134,8 @@ class PendingSlice:
 
     def accepts(self, pos: int) -> bool:
         """Whether a write that begins at `pos` of the chunk can go into the buffers."""
+        if self.append:  # to append once more where others have, is no overwriting
+            return not self.sealed and pos == self.pos + self.length
         return not self.sealed and self.pos + self._frozen <= pos <= self.pos + self.length
 
     def write(self, pos: int, data: memoryview, take_spare: TakeSpare) -> list[PendingBlock]:

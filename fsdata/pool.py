@@ -4,16 +4,25 @@ Threads start when there is more to do than threads, and then stay: a hand-over 
 and only where a worker sleeps. The queue's bound is the caller's: writers are bounded by the
 budget and `PENDING_MAX`, read-ahead by its share of the budget.
 
-Jobs keep their own failures; one that raises anyway ends its thread, which shows in the log.
+Jobs keep their own failures; one that raises anyway ends its thread, which shows in the log, and
+another thread takes its place.
 Threading: `submit` from any thread, jobs included.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
-from fsmeta.runtime import Runtime, Thread
+from fsmeta.errors import StoreError
+from fsmeta.runtime import Condition, Runtime, Thread
+
+T = TypeVar("T")
+
+TOGETHER_MIN: Final = 64  # objects: fewer in a request save little
+FEW = 4  # jobs that are done in less time than it takes to wake threads for them
 
 
 class WorkerPool:
@@ -27,6 +36,7 @@ class WorkerPool:
         self._cond = runtime.condition()
         self._jobs: deque[Callable[[], None]] = deque()  # guarded by _cond, as all below
         self._threads: list[Thread] = []
+        self._count = 0  # of those that have not been told to end
         self._idle = 0
         self._closed = False
 
@@ -38,21 +48,45 @@ class WorkerPool:
                 self._jobs.append(job)
                 if self._idle >= len(self._jobs):
                     self._cond.notify()
-                elif len(self._threads) < self._max:
-                    name = f"{self._name}-{len(self._threads)}"
-                    self._threads.append(self._runtime.spawn(name, self._work))
+                elif self._count < self._max:
+                    self._spawn()
         if closed:
             job()
 
+    def resize(self, threads: int) -> None:
+        """From now on at most so many threads; those that are too many end behind their job."""
+        assert threads > 0, threads
+        with self._cond:
+            self._max = threads
+            if self._count < threads and self._idle < len(self._jobs) and not self._closed:
+                self._spawn()
+
+    def _spawn(self) -> None:
+        """One more thread. The caller holds the lock."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(self._runtime.spawn(f"{self._name}-{self._count}", self._work))
+        self._count += 1
+
     def _work(self) -> None:
-        while (job := self._next()) is not None:
-            job()
+        try:
+            while (job := self._next()) is not None:
+                job()
+        except Exception:
+            with self._cond:
+                self._count -= 1  # there is room for another one
+                if self._jobs and not self._idle:
+                    self._spawn()
+            raise
 
     def _next(self) -> Callable[[], None] | None:
-        """The next job; None once the pool is closed and empty."""
+        """The next job; None once the pool is closed and empty, or this thread is one too many."""
         with self._cond:
-            while not self._jobs:
-                if self._closed:
+            while not self._jobs or self._count > self._max:
+                if self._closed and not self._jobs:
+                    return None
+                if self._count > self._max:
+                    self._count -= 1
+                    self._cond.notify()  # it may have been the one that was told of a job
                     return None
                 self._idle += 1
                 self._cond.wait()
@@ -67,3 +101,54 @@ class WorkerPool:
             threads = list(self._threads)
         for thread in threads:
             thread.join()
+
+    def parts(self, items: Sequence[T]) -> list[Sequence[T]]:
+        """`items` for its threads, in no smaller parts than are worth a request each."""
+        size = max(TOGETHER_MIN, -(-len(items) // self._max))
+        return [items[begin : begin + size] for begin in range(0, len(items), size)]
+
+    def run_all(self, jobs: Sequence[Callable[[], None]]) -> None:
+        """Run `jobs`, several at a time, and return when all have ended; not from a job.
+
+        Raises: the first OSError or StoreError of one; those that had not begun are left out.
+        """
+        if len(jobs) < FEW:
+            for job in jobs:
+                job()
+            return
+        batch = _Batch(self._runtime.condition(), len(jobs))
+        for job in jobs:
+            self.submit(partial(batch.run, job))
+        batch.wait()
+
+
+class _Batch:
+    """Jobs that somebody waits for."""
+
+    def __init__(self, cond: Condition, count: int) -> None:
+        self._cond = cond
+        self._left = count  # guarded by _cond, as is _error
+        self._error: OSError | StoreError | None = None
+
+    def run(self, job: Callable[[], None]) -> None:
+        """One of them, unless another has failed."""
+        error = self._error
+        try:
+            if error is None:
+                job()
+        except (OSError, StoreError) as caught:
+            error = caught
+        finally:
+            with self._cond:
+                self._error = self._error or error
+                self._left -= 1
+                if not self._left:
+                    self._cond.notify_all()
+
+    def wait(self) -> None:
+        """Until all have ended. Raises: what the first one that failed did."""
+        with self._cond:
+            while self._left:
+                self._cond.wait()
+            if self._error is not None:
+                raise self._error

@@ -23,7 +23,7 @@ from fsdata.prefetch import Prefetcher, Ticket, Window
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import Runtime
 from fsmeta.slices import Segment, resolve
-from fsmeta.types import CHUNK_BYTES, Slice, SliceId
+from fsmeta.types import CHUNK_BYTES, Slice, SliceId, SliceKind
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Slices: TypeAlias = Callable[[int], Sequence[Slice]]
@@ -68,11 +68,11 @@ class FileReader:
         if size <= 0:
             return []
         with self._lock:
-            sequential = self._window.note(offset, size)
-            ahead = self._window.advance(length) if sequential and self._prefetcher else None
-            ticket = self._window.ticket
-        if ahead is not None:
-            self._read_ahead(*ahead, ticket)
+            sequential = self._window.note(offset, size, length)
+            ahead = self._window.advance(length) if self._prefetcher else []
+            ticket, strided = self._window.ticket, self._window.is_strided
+        for begin, end in ahead:
+            self._read_ahead(begin, end, ticket, strided)
         out: list[Buffer] = []
         for chunk, pos, part in chunk_ranges(offset, size):
             out += self._read_chunk(chunk, pos, part, sequential)
@@ -132,11 +132,16 @@ class FileReader:
             pending = self._peek(piece.id, block * block_bytes + begin, end - begin)
             if pending is not None:
                 out += pending
+            elif piece.kind is SliceKind.SEGMENT:
+                out.append(self._blocks.read_packed(piece.id, piece.size, block, begin, end))
             else:
                 out.append(self._blocks.read(piece.id, piece.size, block, begin, end, whole))
 
-    def _read_ahead(self, begin: int, end: int, ticket: Ticket) -> None:
-        """Ask for the blocks of file range `begin..end`, as far as the slices are known."""
+    def _read_ahead(self, begin: int, end: int, ticket: Ticket, strided: bool) -> None:
+        """Ask for the blocks of file range `begin..end`, as far as the slices are known.
+
+        `strided`: for that range alone, not for all of the blocks it is in.
+        """
         assert self._prefetcher is not None, "checked by the caller"
         block_bytes = self._blocks.block_bytes
         for chunk, pos, size in chunk_ranges(begin, end - begin):
@@ -151,7 +156,12 @@ class FileReader:
                         continue
                     use_end = begins + block * block_bytes + stop
                     if not self._prefetcher.submit(
-                        part.slice.id, part.slice.size, block, ticket, use_end
+                        part.slice.id,
+                        part.slice.size,
+                        block,
+                        ticket,
+                        use_end,
+                        (at, stop) if strided else None,
                     ):
                         return
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore
-from fsmeta.errors import ObjectMissing, StoreError, Unavailable
-from fsmeta.runtime import Runtime
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range
+from fsmeta.errors import ObjectMissing, Refused, StoreError, Unavailable
+from fsmeta.runtime import Event, Runtime
 
 T = TypeVar("T")
 
@@ -26,16 +26,36 @@ class Backoff(NamedTuple):
 
 
 class Retrying:
-    """Repeats what failed with `Unavailable` after jittered, growing pauses, up to a deadline."""
+    """Repeats what failed with `Unavailable` after jittered, growing pauses, up to a deadline.
+
+    But not what is `Refused`.
+    """
 
     def __init__(
-        self, runtime: Runtime, inner: ObjectStore, backoff: Backoff | None = None
+        self,
+        runtime: Runtime,
+        inner: ObjectStore,
+        backoff: Backoff | None = None,
+        leaving: Event | None = None,
     ) -> None:
+        """Once `leaving` is set nothing is repeated any more."""
         self._runtime = runtime
         self._inner = inner
         self._backoff = backoff or Backoff()
+        self._leaving = leaving or runtime.event()
         self._lock = runtime.lock()
         self._repeats = 0  # guarded by _lock
+        self._together = False  # set once, by who is about to leave, as below
+        self._answered = False  # since then and since `leaving`
+        self._away: Unavailable | None = None
+
+    def give_up_together(self) -> None:
+        """The first request that is given up from now on ends the patience with all.
+
+        It was repeated for as long as any is, so the store is away. Others that wait for their next
+        attempt fail then; and where one more fails before any is answered, none is sent.
+        """
+        self._together = True
 
     def repeats(self) -> int:
         """How many requests were sent again so far."""
@@ -43,10 +63,35 @@ class Retrying:
             return self._repeats
 
     def _call(self, request: Callable[[], T]) -> T:
+        if self._together:
+            return self._call_last(request)
         try:
             return request()
+        except Refused:
+            raise
         except Unavailable as error:
             return self._again(request, error)
+
+    def _call_last(self, request: Callable[[], T]) -> T:
+        """As `_call`, of who is about to leave."""
+        away = self._away
+        if away is not None:
+            raise Unavailable(str(away)) from away
+        try:
+            answer = request()
+        except Refused:
+            raise
+        except Unavailable as error:
+            return self._again(request, error)
+        self._answered = self._answered or self._leaving.is_set()
+        return answer
+
+    def _give_up(self, error: Unavailable) -> None:
+        if not self._together:
+            return
+        if self._leaving.is_set() and not self._answered:
+            self._away = error
+        self._leaving.set()
 
     def _again(self, request: Callable[[], T], error: Unavailable) -> T:
         """Repeat until it works or the next pause would pass the deadline; then `error` again."""
@@ -54,14 +99,16 @@ class Retrying:
         deadline = self._runtime.monotonic() + self._backoff.total_s
         while True:
             wait = pause * (0.5 + self._runtime.random() / 2)
-            if self._runtime.monotonic() + wait > deadline:
+            if self._runtime.monotonic() + wait > deadline or self._leaving.wait(wait):
+                self._give_up(error)
                 raise error
-            self._runtime.sleep(wait)
             pause = min(2 * pause, self._backoff.longest_s)
             with self._lock:
                 self._repeats += 1
             try:
                 return request()
+            except Refused:
+                raise
             except Unavailable as latest:
                 error = latest
 
@@ -71,11 +118,14 @@ class Retrying:
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         return self._call(lambda: self._inner.get(key, begin, end))
 
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        return self._call(lambda: self._inner.get_ranges(key, ranges))
+
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         return self._call(lambda: self._inner.get_into(key, pieces))
 
-    def delete(self, key: str) -> None:
-        self._call(lambda: self._inner.delete(key))
+    def delete(self, *keys: str) -> None:
+        self._call(lambda: self._inner.delete(*keys))
 
     def head(self, key: str) -> ObjectInfo | None:
         return self._call(lambda: self._inner.head(key))
@@ -136,23 +186,28 @@ class Metered:
                 for name, value in zip(names, sums, strict=True)
             }
 
-    def _add(self, verb: str, begun: float, moved: int, failed: bool = False) -> None:
+    def _add(
+        self, verb: str, begun: float, moved: int, failed: bool = False, count: int = 1
+    ) -> None:
         spent = self._clock() - begun
         with self._lock:
             sums = self._sums[verb]
-            sums[0] += 1
+            sums[0] += count
             sums[1] += failed
             sums[2] += moved
-            sums[3] += spent
+            sums[3] += spent * count
 
-    def _call(self, verb: str, request: Callable[[], T], moved: Callable[[T], int]) -> T:
+    def _call(
+        self, verb: str, request: Callable[[], T], moved: Callable[[T], int], count: int = 1
+    ) -> T:
+        """`count`: how many requests that is, which all take as long as the slowest."""
         begun = self._clock()
         try:
             answer = request()
         except (OSError, StoreError) as error:
-            self._add(verb, begun, 0, not isinstance(error, ObjectMissing))
+            self._add(verb, begun, 0, not isinstance(error, ObjectMissing), count)
             raise
-        self._add(verb, begun, moved(answer))
+        self._add(verb, begun, moved(answer), count=count)
         return answer
 
     def put(self, key: str, pieces: Sequence[Buffer]) -> None:
@@ -162,11 +217,15 @@ class Metered:
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         return self._call("get", lambda: self._inner.get(key, begin, end), len)
 
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        """Counted as what it is to the store: a request each."""
+        return self._call("get", lambda: self._inner.get_ranges(key, ranges), _total, len(ranges))
+
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         return self._call("get", lambda: self._inner.get_into(key, pieces), int)
 
-    def delete(self, key: str) -> None:
-        self._call("delete", lambda: self._inner.delete(key), _nothing)
+    def delete(self, *keys: str) -> None:
+        self._call("delete", lambda: self._inner.delete(*keys), _nothing)
 
     def head(self, key: str) -> ObjectInfo | None:
         return self._call("head", lambda: self._inner.head(key), _nothing)
@@ -190,6 +249,10 @@ def _nothing(_: object) -> int:
     return 0
 
 
+def _total(parts: Sequence[bytes]) -> int:
+    return sum(map(len, parts))
+
+
 class Prefixed:
     """The objects below `prefix` of another store, under the rest of their keys."""
 
@@ -203,11 +266,14 @@ class Prefixed:
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         return self._inner.get(self._prefix + key, begin, end)
 
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        return self._inner.get_ranges(self._prefix + key, ranges)
+
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         return self._inner.get_into(self._prefix + key, pieces)
 
-    def delete(self, key: str) -> None:
-        self._inner.delete(self._prefix + key)
+    def delete(self, *keys: str) -> None:
+        self._inner.delete(*(self._prefix + key for key in keys))
 
     def head(self, key: str) -> ObjectInfo | None:
         info = self._inner.head(self._prefix + key)

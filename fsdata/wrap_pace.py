@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Throttled
-from fsmeta.runtime import Runtime
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range, Throttled
+from fsmeta.errors import Unavailable
+from fsmeta.runtime import Event, Runtime
 
 T = TypeVar("T")
 
@@ -59,11 +60,18 @@ class Adaptive:
             self._busy += 1
             return self._cuts
 
-    def _leave(self) -> None:
-        """Something went wrong that says nothing about the store's load."""
+    def _more(self, places: int) -> bool:
+        """Take `places` more if they are free now: who has one must not wait for others."""
         with self._cond:
-            self._busy -= 1
-            self._cond.notify()
+            free = self._busy + places <= int(self._window)
+            self._busy += places * free
+            return free
+
+    def _leave(self, places: int = 1) -> None:
+        """What ends here says nothing about the store's load."""
+        with self._cond:
+            self._busy -= places
+            self._cond.notify(places)
 
     def _succeed(self) -> None:
         with self._cond:
@@ -100,11 +108,25 @@ class Adaptive:
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         return self._call(lambda: self._inner.get(key, begin, end))
 
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        """A place for each, or one after the other."""
+
+        def ask() -> list[bytes]:
+            more = len(ranges) - 1
+            if not self._more(more):
+                return [self._inner.get(key, begin, end) for begin, end in ranges]
+            try:
+                return self._inner.get_ranges(key, ranges)
+            finally:
+                self._leave(more)
+
+        return self._call(ask)
+
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         return self._call(lambda: self._inner.get_into(key, pieces))
 
-    def delete(self, key: str) -> None:
-        self._call(lambda: self._inner.delete(key))
+    def delete(self, *keys: str) -> None:
+        self._call(lambda: self._inner.delete(*keys))
 
     def head(self, key: str) -> ObjectInfo | None:
         return self._call(lambda: self._inner.head(key))
@@ -122,33 +144,42 @@ class Adaptive:
 class Pace:
     """So many bytes a second; no bound where `bytes_s` is 0."""
 
-    def __init__(self, runtime: Runtime, bytes_s: float) -> None:
+    def __init__(self, runtime: Runtime, bytes_s: float, leaving: Event | None = None) -> None:
         self._runtime = runtime
         self._bytes_s = bytes_s
+        self._leaving = leaving or runtime.event()
         self._lock = runtime.lock()
         self._free_s = 0.0  # guarded by _lock: when what was taken so far has gone through
 
     def take(self, size: int) -> None:
-        """Wait until all that was taken before has gone through, and take `size` bytes."""
+        """Wait until all that was taken before has gone through, and take `size` bytes.
+
+        Raises: Unavailable once the client is leaving, instead of waiting.
+        """
         if not self._bytes_s:
             return
         with self._lock:
             now = self._runtime.monotonic()
             start = max(now, self._free_s)
             self._free_s = start + size / self._bytes_s
-        if start > now:
-            self._runtime.sleep(start - now)
+        if start > now and self._leaving.wait(start - now):
+            raise Unavailable("the limit leaves no time: the client is leaving")
 
 
 class Limited:
     """Keeps puts under `upload_bytes_s` and gets under `download_bytes_s`; 0: no limit."""
 
     def __init__(
-        self, runtime: Runtime, inner: ObjectStore, upload_bytes_s: float, download_bytes_s: float
+        self,
+        runtime: Runtime,
+        inner: ObjectStore,
+        upload_bytes_s: float,
+        download_bytes_s: float,
+        leaving: Event | None = None,
     ) -> None:
         self._inner = inner
-        self._up = Pace(runtime, upload_bytes_s)
-        self._down = Pace(runtime, download_bytes_s)
+        self._up = Pace(runtime, upload_bytes_s, leaving)
+        self._down = Pace(runtime, download_bytes_s, leaving)
 
     def put(self, key: str, pieces: Sequence[Buffer]) -> None:
         self._up.take(sum(map(len, pieces)))
@@ -161,12 +192,16 @@ class Limited:
             self._down.take(len(data))
         return data
 
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        self._down.take(sum(max(0, end - begin) for begin, end in ranges))
+        return self._inner.get_ranges(key, ranges)
+
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         self._down.take(sum(map(len, pieces)))
         return self._inner.get_into(key, pieces)
 
-    def delete(self, key: str) -> None:
-        self._inner.delete(key)
+    def delete(self, *keys: str) -> None:
+        self._inner.delete(*keys)
 
     def head(self, key: str) -> ObjectInfo | None:
         return self._inner.head(key)

@@ -5,6 +5,9 @@ chunk is one slice; its full blocks are uploaded while the rest is still coming.
 is left and commits the slices in order of creation: blocks first, metadata last, always. A
 streamed file is committed in the background as its slices complete, so what is pending is bounded.
 
+An append (O_APPEND) has a place for readers here, at the end that we know of; the commit gives it
+the place it keeps, behind what others have appended meanwhile.
+
 Failures of background work are kept and raised once, by the next write or flush; the data stays
 and every flush tries again, until `discard`.
 
@@ -15,7 +18,7 @@ upload pool's, the cache's and the budget's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import NamedTuple, Protocol
@@ -25,9 +28,18 @@ from fsdata.budget import Budget
 from fsdata.geometry import chunk_ranges
 from fsdata.pending import Buffer, PendingBlock, PendingSlice, State
 from fsdata.uploads import AGE_FACTOR, Dirty, UploadPool
-from fsmeta.errors import StoreError, Unavailable
+from fsmeta.errors import Ambiguous, StoreError, Unavailable
 from fsmeta.runtime import Runtime
-from fsmeta.types import BLOCK_BYTES_MAX, CHUNK_BYTES, Ino, Slice, SliceId
+from fsmeta.types import (
+    AT_END,
+    AT_END_AGAIN,
+    BLOCK_BYTES_MAX,
+    CHUNK_BYTES,
+    FILE_SIZE_MAX,
+    Ino,
+    Slice,
+    SliceId,
+)
 
 OPEN_MAX = 16  # unsealed slices of a file: as many streams into it stay whole
 PENDING_MAX = 256  # uncommitted slices of a file; the next write flushes them itself
@@ -49,11 +61,15 @@ class SliceSink(Protocol):
     def commit(
         self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
     ) -> None:
-        """Append records (chunk index, slice) in order; the file is at least `length` bytes then.
+        """Append records (chunk index or AT_END, slice) in order; the file is at least `length`
+        bytes then, and exactly that where appends went to the end that this client knew of.
 
         On return every view this client has of the file shows them. Raises: OSError, StoreError;
         then nothing was applied, and the same batch will be offered again.
         """
+
+    def give_up_slices(self, ids: Iterable[SliceId]) -> None:
+        """These ids will not be offered again."""
 
 
 class WriteSide(NamedTuple):
@@ -84,6 +100,10 @@ class FileWriter:
         self._since = 0.0  # when the oldest pending data came, as far as the flusher cares
         self._touched = 0.0
         self._dropped = False
+        self._append_from = FILE_SIZE_MAX  # where the pending appends begin
+        self._doubtful = False  # a commit of appends may have been applied
+        self._moved_to: int | None = None  # the size of a file that others have appended to
+        self.misplaced = False  # pending appends are not where readers would look for them
 
     # -- what the file looks like from here
 
@@ -96,6 +116,11 @@ class FileWriter:
     def dirty(self) -> bool:
         """Whether anything is not committed yet, or a failure not reported."""
         return bool(self._pending) or self._error is not None
+
+    @property
+    def unsynced(self) -> Sequence[tuple[SliceId, int]]:
+        """Slices (id, size) that are committed and not synced; all of them where nothing waits."""
+        return self._unsynced
 
     @property
     def pending_bytes(self) -> int:
@@ -118,6 +143,11 @@ class FileWriter:
         with self._cond:
             return [piece.record() for piece in self._pending if piece.chunk == chunk]
 
+    def pending_chunks(self) -> set[int]:
+        """Chunks of which `pending` says something."""
+        with self._cond:
+            return {piece.chunk for piece in self._pending}
+
     def peek(self, slice_id: SliceId, off: int, length: int) -> list[Buffer] | None:
         """Bytes of a pending slice, within one block; None if they are in the store by now."""
         if slice_id not in self._by_id:
@@ -135,15 +165,31 @@ class FileWriter:
         Raises: what background work met since the last call; Unavailable.
         """
         self._check()
+        # what overlaps an append waits until that has its place
+        if len(self._pending) >= PENDING_MAX or offset + len(data) > self._append_from:
+            self.flush()
+        self._write(offset, data, False)
+
+    def append(self, offset: int, data: memoryview) -> int:
+        """As `write`, to the end of the file, where the commit finds it; where that seems to be.
+
+        `offset` is where the caller believes the end to be.
+        """
+        self._check()
         if len(self._pending) >= PENDING_MAX:
             self.flush()
+        offset = max(offset, self._length)
+        self._write(offset, data, True)
+        return offset
+
+    def _write(self, offset: int, data: memoryview, append: bool) -> None:
         for chunk, pos, size in chunk_ranges(offset, len(data)):
             at = chunk * CHUNK_BYTES + pos - offset
             for step in range(0, size, PIECE_BYTES):
                 piece = data[at + step : at + min(size, step + PIECE_BYTES)]
-                self._write_piece(chunk, pos + step, piece)
+                self._write_piece(chunk, pos + step, piece, append)
 
-    def _write_piece(self, chunk: int, pos: int, data: memoryview) -> None:
+    def _write_piece(self, chunk: int, pos: int, data: memoryview, append: bool) -> None:
         """`write` within one chunk, of what the budget can give at once."""
         self._budget.reserve(len(data), self._check)
         unused = len(data)
@@ -151,9 +197,9 @@ class FileWriter:
             while True:
                 with self._cond:
                     assert not self._dropped, "written after discard"
-                    piece = self._find(chunk, pos, pos + len(data))
+                    piece = self._find(chunk, pos, pos + len(data), append)
                     if piece is not None or self._ids:
-                        blocks, grown = self._place(piece, chunk, pos, data)
+                        blocks, grown = self._place(piece, chunk, pos, data, append)
                         unused -= grown
                         break
                 slice_id = self._sink.new_slice_id()  # may ask the store: not under the lock
@@ -164,32 +210,34 @@ class FileWriter:
                 self._budget.release(unused)
         self._submit(blocks)
 
-    def _find(self, chunk: int, begin: int, end: int) -> PendingSlice | None:
+    def _find(self, chunk: int, begin: int, end: int, append: bool) -> PendingSlice | None:
         """The slice that can take a write, given that nothing newer may be hidden by it."""
         for piece in self._pending[: -FIND_MAX - 1 : -1]:
             if piece.chunk != chunk:
                 continue
-            if piece.accepts(begin):
+            if piece.append is append and piece.accepts(begin):
                 return piece
             if piece.pos < end and begin < piece.end:
                 return None
         return None
 
     def _place(
-        self, piece: PendingSlice | None, chunk: int, pos: int, data: memoryview
+        self, piece: PendingSlice | None, chunk: int, pos: int, data: memoryview, append: bool
     ) -> tuple[list[PendingBlock], int]:
         """Copy `data` into `piece` or a new one; blocks to upload, and bytes the buffers grew."""
         self._touched = self._runtime.monotonic()
         blocks: list[PendingBlock] = []
         if piece is None:
             blocks = self._seal_oldest()
-            piece = PendingSlice(self._ids.pop(), chunk, pos, self._blocks.block_bytes)
+            piece = PendingSlice(self._ids.pop(), chunk, pos, self._blocks.block_bytes, append)
             if not self._pending:
                 self._since = self._touched
                 self._pool.watch(self)
             self._pending.append(piece)
             self._by_id[piece.id] = piece
             self._open += 1
+            if append:
+                self._append_from = min(self._append_from, piece.file_end)
         before = piece.length
         blocks += piece.write(pos, data, self._blocks.take_spare)
         piece.mtime_ns = self._runtime.now_ns()
@@ -218,7 +266,7 @@ class FileWriter:
         for block in blocks:
             if block.state is State.READY and not block.queued:
                 block.queued = True
-                self._pool.submit(partial(self._upload_job, block))
+                self._pool.submit(partial(self._upload_job, block), block.fill)
 
     def _upload_job(self, block: PendingBlock) -> None:
         """What an upload thread does: a block, and then what it has completed."""
@@ -340,10 +388,16 @@ class FileWriter:
             self._unsynced = []
         if not batch:
             return
-        records = [(piece.chunk, piece.record()) for piece in batch]
+        at_end = AT_END_AGAIN if self._doubtful else AT_END
+        records = [(at_end if p.append else p.chunk, p.record()) for p in batch]
         length = max([piece.file_end for piece in batch])
         mtime_ns = max([piece.mtime_ns for piece in batch])
-        self._sink.commit(self._ino, records, length, mtime_ns)
+        try:
+            self._sink.commit(self._ino, records, length, mtime_ns)
+        except Ambiguous:
+            self._doubtful = True
+            raise
+        self._doubtful = False
         if not durable:
             self._unsynced += slices
         with self._cond:
@@ -352,6 +406,22 @@ class FileWriter:
                 self._by_id.pop(piece.id, None)
             if not self._pending:
                 self._pool.forget(self)
+            if self._append_from < FILE_SIZE_MAX:
+                self._appends_left()
+
+    def _appends_left(self) -> None:
+        """Appends have been committed, perhaps all. The caller holds the lock."""
+        left = [piece for piece in self._pending if piece.append]
+        self._append_from = min([p.file_end - p.length for p in left], default=FILE_SIZE_MAX)
+        self.misplaced = bool(left) and (self.misplaced or self._moved_to is not None)
+        if self._moved_to is not None:
+            others = [piece.file_end for piece in self._pending if not piece.append]
+            self._length = max([self._moved_to, *others]) + sum([piece.length for piece in left])
+            self._moved_to = None
+
+    def relocated(self, size: int) -> None:
+        """Appends of this commit went elsewhere than `append` said; the file has `size` bytes."""
+        self._moved_to = size
 
     def _commit_complete(self) -> None:
         """Commit in the background what is complete, if it is worth a round trip."""
@@ -406,12 +476,16 @@ class FileWriter:
                 for block in piece.blocks
                 if block.state in (State.OPEN, State.READY)
             )
+            unused = [*self._by_id, *self._ids]
             self._pending.clear()
             self._by_id.clear()
+            self._ids.clear()
             self._error = None
             self._pool.forget(self)
             self._cond.notify_all()
         self._budget.release(held)
+        if unused:
+            self._sink.give_up_slices(unused)
 
 
 def _conforms(writer: FileWriter) -> Dirty:

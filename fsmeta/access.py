@@ -1,7 +1,8 @@
-"""Who may do what: the rules of path_resolution(7), chmod(2), chown(2) and the sticky bit.
+"""Who may do what: path_resolution(7), chmod(2), chown(2), acl(5), chattr(1), the sticky bit.
 
 A `Caller` that is `checked` came through the kernel with `default_permissions`: the kernel has
-judged it with groups and capabilities that we can't see, so nothing here contradicts it.
+judged it with groups and capabilities that we can't see, so nothing here contradicts it. Of flags
+of chattr(1) the kernel knows nothing: those hold for every caller, root included.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import errno
 import stat
 from typing import Final, Protocol
 
-from fsmeta.types import Caller
+from fsmeta.acl import Acl, grants
+from fsmeta.types import FLAG_APPEND, FLAG_IMMUTABLE, FLAGS_FIXED, Caller
 
 READ: Final = 4
 WRITE: Final = 2
@@ -26,23 +28,54 @@ class Owned(Protocol):
     def uid(self) -> int: ...
     @property
     def gid(self) -> int: ...
+    @property
+    def flags(self) -> int: ...
+    @property
+    def acl(self) -> int: ...
 
 
-def require(caller: Caller, inode: Owned, mask: int) -> None:
-    """Raises: EACCES unless `caller` may READ, WRITE or EXECUTE (search) as `mask` says."""
-    if caller.checked or allows(caller, inode, mask):
+def require(caller: Caller, inode: Owned, mask: int, acl: Acl | None = None) -> None:
+    """Raises: EACCES unless `caller` may READ, WRITE or EXECUTE (search) as `mask` says.
+
+    `acl` is the record of the inode's access ACL where there is one and the caller is not `checked`
+    (`ops.inode.require` brings it). EPERM where the inode is immutable.
+    """
+    if mask & WRITE and inode.flags & FLAG_IMMUTABLE:
+        raise OSError(errno.EPERM, "is immutable")
+    if caller.checked or allows(caller, inode, mask, acl):
         return
     raise OSError(errno.EACCES, "permission denied")
 
 
-def allows(caller: Caller, inode: Owned, mask: int) -> bool:
-    """access(2) by mode bits; root may all but execute a file nobody may execute."""
+def require_mutable(inode: Owned) -> None:
+    """Raises: EPERM where chattr(1) forbids what is neither writing nor appending."""
+    if inode.flags & FLAGS_FIXED:
+        raise OSError(errno.EPERM, "is immutable or append-only")
+
+
+def require_opening(inode: Owned, writes: bool, appends: bool, truncates: bool) -> None:
+    """Raises: EPERM where an append-only file is to be opened for anything but appending."""
+    if inode.flags & FLAG_APPEND and ((writes and not appends) or truncates):
+        raise OSError(errno.EPERM, "is append-only")
+
+
+def needs_acl(caller: Caller, inode: Owned) -> bool:
+    """Whether an inode's ACL has a say: not for owner and root, nor where the group has no bits."""
+    if not inode.acl or caller.checked:
+        return False
+    return bool(inode.mode & 0o070) and caller.uid not in (0, inode.uid)
+
+
+def allows(caller: Caller, inode: Owned, mask: int, acl: Acl | None = None) -> bool:
+    """access(2) by mode bits and ACL; root may all but execute a file nobody may execute."""
     if caller.uid == 0:
         if mask & EXECUTE and not stat.S_ISDIR(inode.mode):
             return bool(inode.mode & 0o111)
         return True
     if caller.uid == inode.uid:
         granted = inode.mode >> 6
+    elif acl is not None:
+        return grants(acl, inode.mode, inode.gid, caller, mask)
     elif caller.in_group(inode.gid):
         granted = inode.mode >> 3
     else:
@@ -58,7 +91,12 @@ def require_owner(caller: Caller, inode: Owned) -> None:
 
 
 def require_unsticky(caller: Caller, parent: Owned, inode: Owned) -> None:
-    """Raises: EPERM where the sticky bit of `parent` keeps `caller` from removing `inode`."""
+    """Raises: EPERM where the sticky bit of `parent`, or a flag, keeps `inode` from being removed.
+
+    From an append-only directory nothing is removed.
+    """
+    if parent.flags & FLAG_APPEND or inode.flags & FLAGS_FIXED:
+        raise OSError(errno.EPERM, "is immutable or append-only")
     if not parent.mode & stat.S_ISVTX or caller.checked:
         return
     if caller.uid not in (0, inode.uid, parent.uid):

@@ -1,28 +1,33 @@
 """What a commit means, once, for every engine that can get and put inside a transaction.
 
 `store_mem`, `store_sqlite` and `tikv_image` call `apply_commit`; on Redis the same steps are
-`redis_commit.lua`, which takes MERGE and ADD before the other writes: see `_assert_apart`. The
-caller provides atomicity: it discards all puts when this raises.
+`redis_commit.lua`, which takes MERGE, ADD and SHIFT before the other writes: see `_assert_apart`.
+The caller provides atomicity: it discards all puts when this raises.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeAlias
 
-from fsmeta.errors import Conflict, Corrupt, Fenced, LimitExceeded, NotEmpty
+from fsmeta.errors import Conflict, Corrupt, Fenced, LimitExceeded, NotEmpty, Outdated
 from fsmeta.store import (
     ADD,
     APPEND,
+    BESIDE,
     DELETE,
     DELETE_ROW,
     FENCE_FIELD,
     MERGE,
     PUT,
+    SHIFT,
     Commit,
+    Key,
     Parts,
     Write,
+    limit_field,
 )
 
 _U32 = struct.Struct(">I")
@@ -40,12 +45,16 @@ class View(Protocol):
     def is_empty(self, row: bytes) -> bool: ...
 
 
-def apply_commit(view: View, commit: Commit) -> None:
+Adder: TypeAlias = Callable[[Key, int, bytes, str], None]
+"""Moves a counter by so much, within a limit as ADD has it; the tag is of its LimitExceeded."""
+
+
+def apply_commit(view: View, commit: Commit, add: Adder | None = None) -> None:
     """Validate and apply `commit`; a repeat of an applied one, however late, does nothing.
 
-    Raises: Conflict, NotEmpty, Fenced, LimitExceeded, Corrupt.
+    `add` is for an engine whose counters are more than a field each.
+    Raises: Conflict, NotEmpty, Fenced, Outdated, LimitExceeded, Corrupt.
     """
-    _assert_apart(commit.writes)
     if commit.fence is not None and _already_applied(view, commit, commit.fence):
         return
     for row, field, expected in commit.checks:
@@ -54,36 +63,46 @@ def apply_commit(view: View, commit: Commit) -> None:
     for row in commit.empties:
         if not view.is_empty(row):
             raise NotEmpty(f"{row!r} is not empty")
+    _assert_apart(commit.writes)  # not before: what was built on old values may make no sense
+    add = add or partial(add_to, view)
     for write in commit.writes:
-        _apply_write(view, write)
+        _apply_write(view, write, add)
     if commit.fence is not None and commit.writes:
         view.put(commit.fence, commit.worker, _U64.pack(commit.sequence))
 
 
 def _already_applied(view: View, commit: Commit, fence: bytes) -> bool:
-    if view.get(fence, FENCE_FIELD) is None:
+    edition = view.get(fence, FENCE_FIELD)
+    if edition is None:
         raise Fenced(f"session {fence[1:].hex()} has ended")
-    last = view.get(fence, commit.worker)
-    if last is None or not commit.writes:
-        return False
+    last = view.get(fence, commit.worker) if commit.writes else None
     # a worker sends the next only when it knows this one's fate, so an older sequence is a
     # duplicate that was delayed on its way: nobody waits for its answer any more
-    return bool(_U64.unpack(last)[0] >= commit.sequence)
+    if last is not None and _U64.unpack(last)[0] >= commit.sequence:
+        return True
+    if edition != commit.edition:
+        raise Outdated(f"the settings have edition {edition!r}, the commit {commit.edition!r}")
+    return False
 
 
 def _assert_apart(writes: Sequence[Write]) -> None:
-    """A field that MERGE or ADD changes is changed in no other way: on it engines would differ."""
+    """A field that MERGE or ADD changes is changed in no other way: on it engines would differ.
+
+    SHIFT is an ADD here.
+    """
     merged = [write[1:3] for write in writes if write[0] == MERGE]
-    added = {write[1:3] for write in writes if write[0] == ADD}
+    added = {write[1:3] for write in writes if write[0] in (ADD, SHIFT)}
+    sources = {(write[1], write[3]) for write in writes if write[0] == SHIFT}
     written = {write[1:3] for write in writes if write[0] in (PUT, DELETE, APPEND)}
     deleted = {write[1] for write in writes if write[0] == DELETE_ROW}
     moved = added.union(merged)
     assert len(merged) + len(added) == len(moved), f"merged twice, or merged and added: {writes}"
     assert moved.isdisjoint(written), f"merged or added, and written: {writes}"
+    assert sources.isdisjoint(moved | written), f"shifted from, and changed: {writes}"
     assert deleted.isdisjoint(row for row, _ in moved), f"merged or added, and deleted: {writes}"
 
 
-def _apply_write(view: View, write: Write) -> None:
+def _apply_write(view: View, write: Write, add: Adder) -> None:
     op, row = write[:2]
     if op == PUT:
         view.put(row, write[2], write[3])
@@ -93,10 +112,11 @@ def _apply_write(view: View, write: Write) -> None:
         view.delete_row(row)
     elif op == ADD:
         _, _, field, delta, limit, tag, _ = write
-        value = add_decimal(row, field, view.get(row, field), int(delta))
-        if int(limit) and int(delta) > 0 and int(value) > int(limit):
-            raise LimitExceeded(tag)
-        view.put(row, field, value)
+        add((row, field), int(delta), limit, tag)
+    elif op == SHIFT:
+        _, _, field, source, sign, limit, tag = write
+        amount = int(add_decimal(row, source, view.get(row, source), 0))
+        add((row, field), -amount if sign == b"-" else amount, limit, tag)
     elif op == APPEND:
         view.put(row, write[2], (view.get(row, write[2]) or b"") + write[3])
     elif op == MERGE:
@@ -107,6 +127,17 @@ def _apply_write(view: View, write: Write) -> None:
         view.put(row, write[2], merge(record, write[3:]))
     else:
         raise AssertionError(f"unknown write {write!r}")
+
+
+def add_to(view: View, key: Key, delta: int, limit: bytes, tag: str) -> None:
+    """Move a counter that is one field. Raises: LimitExceeded, Corrupt."""
+    row, field = key
+    value = add_decimal(row, field, view.get(row, field), delta)
+    if delta > 0 and limit != b"0":
+        beside = view.get(row, limit_field(field)) if limit == BESIDE else limit
+        if beside is not None and int(value) > int(add_decimal(row, field, beside, 0)):
+            raise LimitExceeded(tag)
+    view.put(row, field, value)
 
 
 def _require_fit(row: bytes, field: bytes, record: bytes, parts: Parts) -> None:

@@ -9,8 +9,13 @@ commit of our own. So whoever is about to read or commit takes a `mark`, and wha
 that mark is not stored.
 
 A row that is known to have been empty once, or that was scanned to its end undisturbed, is
-*complete*: what is not remembered of it is absent. So nobody needs to ask whether a name is free in
-a directory that was made or listed here.
+*complete*: what is not remembered of it is absent. So no commit needs to ask whether a name is free
+in a directory that was made or listed here. Who is answered without a commit hears of an absence
+that nobody has asked for only if the row was *empty* once, and nobody else has changed it since:
+where several clients work, one may tell another of a new name faster than the store tells us.
+
+What news make doubtful is not all forgotten: what rarely changes (`_lasting`) is not vouched for
+any more, but may still inform a commit: of many clients in one directory none asks for its mode.
 
 Threading: what `get` finds it finds without a lock (a few look-ups, each atomic); that something is
 absent from a complete row, and everything else, takes `_lock`.
@@ -18,22 +23,36 @@ absent from a complete row, and everything else, takes `_lock`.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+import struct
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 from fsmeta.apply import merge
+from fsmeta.busy import BusyDirs
+from fsmeta.latest import Others, Own, Rows
 from fsmeta.runtime import Runtime
+from fsmeta.schema import ATTR_FIELD, DIR_PREFIX, INODE_PREFIX
 from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Write, is_table
 
 ROWS_MAX: Final = 100_000  # about 60 MB with two small records a row
 ROW_FIELDS_MAX: Final = 20_000  # of one row, say a directory's names: about 4 MB
-_CHANGES_REMEMBERED: Final = 4096  # changes while one request is under way; more forget everything
+FIELDS_MAX: Final = 1_000_000  # of all rows, and an eighth more: 150 MB of short names
+_FIELDS_NOTED: Final = 64  # of a read; of a larger one only the row, or a listing stayed in memory
+
+Check: TypeAlias = tuple[bytes, bytes, bytes | None]
+_NO_ROWS: Final[Rows] = {}
+_Mutable: TypeAlias = dict[bytes, bytes | None]
 
 
-_Fields: TypeAlias = Mapping[bytes, bytes | None]
-_Rows: TypeAlias = Mapping[bytes, _Fields]
-_NO_ROWS: Final[_Rows] = {}
+def _lasting(row: bytes, fields: _Mutable) -> _Mutable:
+    """Those of `fields` that are probably still true when others have changed `row`: of a directory
+    all names but one, and then it is `fields` itself; of an inode mode and owner."""
+    if row[:1] == DIR_PREFIX:
+        return fields
+    if row[:1] == INODE_PREFIX and fields.get(ATTR_FIELD):
+        return {ATTR_FIELD: fields[ATTR_FIELD]}
+    return {}
 
 
 class Missing:
@@ -50,84 +69,49 @@ class Mark(NamedTuple):
     own: int
 
 
-class _Others:
-    """A numbered log of the rows that others changed last."""
+class Unwatched(NamedTuple):
+    """The rows of a commit that it does not want to hear of: busy ones."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._recent: deque[tuple[int, bytes]] = deque(maxlen=_CHANGES_REMEMBERED)
-
-    def add(self, row: bytes) -> None:
-        """Note a change of `row`."""
-        self.count += 1
-        self._recent.append((self.count, row))
-
-    def add_everything(self) -> None:
-        """Note that any row may have changed."""
-        self.count += _CHANGES_REMEMBERED + 1
-        self._recent.clear()
-
-    def hit(self, mark: int, row: bytes) -> bool:
-        """Whether `row` changed after `mark`, as far as we remember."""
-        if self.count - mark > len(self._recent):
-            return True
-        for at, changed in reversed(self._recent):
-            if at <= mark:
-                return False
-            if changed == row:
-                return True
-        return False
+    rows: Collection[bytes] = ()
+    begun: float = 0.0  # when it was sent, or before
+    merged: Sequence[bytes] = ()  # what each of its MERGEs has made, if it was told
 
 
-class _Own:
-    """A numbered log of our own latest commits and reads, as they were taken in.
+WATCHED: Final = Unwatched()
 
-    A commit must know of reads, too: one that began after it was sent may have seen it applied.
-    """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._recent: deque[tuple[int, Sequence[Write], _Rows]] = deque(maxlen=_CHANGES_REMEMBERED)
+class Memory(Protocol):
+    """What a verb's reads need of a `RowCache`."""
 
-    def add(self, writes: Sequence[Write], filled: _Rows) -> None:
-        """Note what a commit has written, or a read has brought."""
-        self.count += 1
-        self._recent.append((self.count, writes, filled))
+    busy: BusyDirs
 
-    def add_everything(self) -> None:
-        """Note that a read has brought too much to be remembered here."""
-        self.count += _CHANGES_REMEMBERED + 1
-        self._recent.clear()
+    def get(self, row: bytes, field: bytes, need_vouched: bool) -> bytes | Missing | None:
+        """See `RowCache`, as the others."""
 
-    def hit(self, mark: int, row: bytes, field: bytes | None) -> bool:
-        """Whether `field` (None: anything) of `row` was taken in after `mark`, if we remember."""
-        if self.count - mark > len(self._recent):
-            return True
-        for at, writes, filled in reversed(self._recent):
-            if at <= mark:
-                return False
-            if row in filled and (field is None or field in filled[row]):
-                return True
-            for write in writes:
-                if write[1] == row and (
-                    field is None or write[0] == DELETE_ROW or write[2] == field
-                ):
-                    return True
-        return False
+    def is_vouched(self, row: bytes) -> bool: ...
+    def mark(self) -> Mark: ...
+    def fill(
+        self, mark: Mark, row: bytes, fields: Mapping[bytes, bytes | None], vouched: bool
+    ) -> None: ...
 
 
 class RowCache:
     """A bounded map row → field → value, with the promise of the store beside it."""
 
-    def __init__(self, runtime: Runtime, rows_max: int = ROWS_MAX) -> None:
-        self._rows_max = rows_max
+    def __init__(
+        self, runtime: Runtime, rows_max: int = ROWS_MAX, fields_max: int = FIELDS_MAX
+    ) -> None:
+        self._rows_max, self._fields_max = rows_max, fields_max
+        self._stored = 0  # fields, since they were counted; written under _lock
+        self.busy = BusyDirs(runtime.monotonic)
         self._lock = runtime.lock()
         self._rows: dict[bytes, dict[bytes, bytes | None]] = {}  # written under _lock
         self._vouched: set[bytes] = set()  # written under _lock
         self._complete: set[bytes] = set()  # rows of which we know every field; under _lock
+        self._ours: set[bytes] = set()  # those of them that were empty once; under _lock
         self._scanned: dict[bytes, bytes] = {}  # rows known up to this cursor; under _lock
-        self._others = _Others()  # written under _lock
-        self._own = _Own()  # written under _lock
+        self._others = Others()  # written under _lock
+        self._own = Own()  # written under _lock
 
     def get(self, row: bytes, field: bytes, need_vouched: bool) -> bytes | Missing | None:
         """The value, None where there is none, MISSING where that is not known."""
@@ -137,31 +121,45 @@ class RowCache:
         if fields is None:
             return MISSING
         value = fields.get(field, MISSING)
-        if value is MISSING and row in self._complete:
-            with self._lock:  # it may have become so since
-                if row in self._complete:
-                    return self._rows[row].get(field)
+        if value is MISSING:
+            whole = self._ours if need_vouched else self._complete
+            if row in whole:
+                with self._lock:  # it may have become so since
+                    if row in whole:
+                        return self._rows[row].get(field)
         return value
 
     def vouched(self, row: bytes) -> Mapping[bytes, bytes | None] | None:
         """What is remembered of a row that the store vouches for; None where it does not."""
         return self._rows.get(row) if row in self._vouched else None
 
-    def complete(self, row: bytes) -> list[tuple[bytes, bytes]] | None:
+    def values(self, row: bytes, begin: int, count: int) -> list[bytes | None]:
+        """Some of what is remembered of a row that the store vouches for, behind `begin` others."""
+        with self._lock:
+            fields = self._rows.get(row) if row in self._vouched else None
+            return [] if fields is None else list(islice(fields.values(), begin, begin + count))
+
+    def complete(self, row: bytes) -> dict[bytes, bytes] | None:
         """Every field of a row that the store vouches for; None where we don't know every one."""
         with self._lock:
             if row not in self._complete or row not in self._vouched:
                 return None
-            fields = list(self._rows[row].items())
-        return [(name, value) for name, value in fields if value is not None]
+            fields = self._rows[row].copy()
+        if None in fields.values():
+            return {name: value for name, value in fields.items() if value is not None}
+        return cast("dict[bytes, bytes]", fields)
+
+    def has_any(self, rows: Iterable[bytes]) -> bool:
+        """Whether anything is remembered of any of `rows`."""
+        return not self._rows.keys().isdisjoint(rows)
 
     def is_vouched(self, row: bytes) -> bool:
         """Whether the store has promised to tell us when others change `row`."""
         return row in self._vouched
 
-    def vouched_among(self, rows: Iterable[bytes]) -> set[bytes]:
-        """Those of `rows` that `is_vouched` says yes to."""
-        return self._vouched.intersection(rows)
+    def are_vouched(self, rows: Iterable[bytes]) -> bool:
+        """Whether `is_vouched` says yes to all of `rows`."""
+        return self._vouched.issuperset(rows)
 
     def mark(self) -> Mark:
         """The moment before a request, for `fill` and `settle`."""
@@ -195,7 +193,7 @@ class RowCache:
                 self._scanned[row] = cursor
             alone = self._own.count == mark.own or not self._own.hit(mark.own, row, None)
             self._store(mark, row, fields, vouched)
-            self._own.add((), {row: fields})
+            self._own.add((), {row: fields if len(fields) <= _FIELDS_NOTED else None})
             if self._scanned.get(row) != cursor:
                 return
             del self._scanned[row]
@@ -224,51 +222,130 @@ class RowCache:
                 self._evict()
 
     def drop(self, rows: Iterable[bytes]) -> None:
-        """Others have changed `rows`, or a commit has shown that we know them wrongly."""
+        """A commit has shown that we know `rows` wrongly, or it may be so."""
         with self._lock:
             for row in rows:
                 self._others.add(row)
                 self._discard(row)
+                self.busy.unlearn(row)
+
+    def hear(self, rows: Sequence[bytes] | None) -> Sequence[bytes] | None:
+        """Others have changed `rows` (None: perhaps any): nothing in them is vouched for any more.
+
+        Returns them, with those for which that is so because they are not watched from now on.
+        """
+        if rows is None:
+            self.forget()
+            return None
+        further: list[bytes] = []
+        with self._lock:
+            for row in rows:
+                self._others.add(row)
+                self._distrust(row)
+                if self.busy.heard(row):
+                    inode = INODE_PREFIX + row[1:]
+                    self._others.add(inode)
+                    self._distrust(inode)
+                    further.append(inode)
+        return [*rows, *further] if further else rows
+
+    def distrust(self, rows: Sequence[bytes] | None) -> None:
+        """`hear`, but that no directory becomes busy: who asks in vain has all of it watched."""
+        if rows is None:
+            self.forget()
+            return
+        with self._lock:
+            for row in rows:
+                self._others.add(row)
+                self._distrust(row)
 
     def forget(self) -> None:
         """Anything may have changed."""
         with self._lock:
             self._others.add_everything()
+            self.busy.clear()
             self._rows.clear()
             self._vouched.clear()
             self._complete.clear()
+            self._ours.clear()
             self._scanned.clear()
 
     def settle(
-        self, mark: Mark, empties: Sequence[bytes], writes: Sequence[Write], vouched: bool
-    ) -> None:
-        """The commit that began at `mark` applied: rows that were empty, and what it wrote."""
+        self,
+        mark: Mark,
+        empties: Sequence[bytes],
+        writes: Sequence[Write],
+        vouched: bool,
+        checks: Sequence[Check] = (),
+        unwatched: Unwatched = WATCHED,
+    ) -> list[bytes]:
+        """The commit that began at `mark` applied: rows that were empty, what it wrote and what it
+        relied on. All that is watched from then on, but for what is `unwatched`: that is as if
+        others had changed it, and what of it was vouched for meanwhile is returned.
+        """
         with self._lock:
             rows = self._rows
             alone = self._own.count == mark.own
+            busy = unwatched.rows
+            if vouched and not self._vouched.issuperset([check[0] for check in checks]):
+                self._prove(mark, checks, busy)
             for row in empties:
                 self._discard(row)
                 if alone or not self._own.hit(mark.own, row, None):
                     self._begin(row, vouched)
                     self._complete.add(row)
+                    self._ours.add(row)
             for write in writes:
                 row = write[1]
                 if len(row) == 1:
                     continue
                 fields = rows.get(row)
-                if fields is None:
-                    fields = self._begin(row, vouched)
+                promise = vouched and row not in busy
+                if fields is None or (promise and row not in self._vouched):
+                    self._discard(row)
+                    fields = self._begin(row, promise)
                 if not alone and self._overtaken(mark, write):
                     self._unlearn(row, fields, write[2] if len(write) > 2 else b"")
                 elif write[0] == PUT and len(fields) < ROW_FIELDS_MAX:
                     fields[write[2]] = write[3]
                 else:
                     self._follow(fields, write)
+            if self.busy.has_any():
+                self._learn(mark, checks, writes, unwatched)
             self._own.add(writes, _NO_ROWS)
             if self._others.count != mark.others:
                 for row in {write[1] for write in writes}.union(empties):
                     if self._others.hit(mark.others, row):
-                        self._discard(row)
+                        self._distrust(row)
+            ended = [row for row in busy if row in self._vouched]
+            for row in busy:
+                self._others.add(row)
+                self._distrust(row)
+            return ended
+
+    def _learn(
+        self, mark: Mark, checks: Sequence[Check], writes: Sequence[Write], unwatched: Unwatched
+    ) -> None:
+        """What a commit has left of directories, as far as it was told."""
+        merges = [write[1:3] for write in writes if write[0] == MERGE]
+        made = dict(zip(merges, unwatched.merged, strict=True)) if unwatched.merged else {}
+        for row in {write[1] for write in writes if write[1][:1] == INODE_PREFIX}:
+            fields = {field: record for (of, field), record in made.items() if of == row}
+            plain = all(write[0] == MERGE for write in writes if write[1] == row)
+            if not fields or not plain or self._own.hit(mark.own, row, None):
+                self.busy.unlearn(row)  # another of our own may have come after it
+                continue
+            proven = {field: value for of, field, value in checks if of == row}
+            self.busy.learn(row, unwatched.begun, {**proven, **fields})
+
+    def _prove(self, mark: Mark, checks: Sequence[Check], busy: Collection[bytes]) -> None:
+        """What a commit found to be true; of rows that are vouched for already it says nothing."""
+        proven: dict[bytes, _Mutable] = {}
+        for row, field, value in checks:
+            if row not in self._vouched and row not in busy:
+                proven.setdefault(row, {})[field] = value
+        for row, fields in proven.items():
+            self._store(mark, row, fields, vouched=True)
 
     def _overtaken(self, mark: Mark, write: Write) -> bool:
         """Whether another commit of ours has written the same since `mark`."""
@@ -289,14 +366,18 @@ class RowCache:
     def _follow(self, fields: dict[bytes, bytes | None], write: Write) -> None:
         """Let one applied write show."""
         op, row = write[:2]
-        if op == DELETE and row in self._complete:
+        if op == DELETE and row in self._ours:
             fields.pop(write[2], None)
         elif op == DELETE:
             fields[write[2]] = None
         elif op == MERGE:
             before = fields.get(write[2])
             if before is not None:
-                fields[write[2]] = merge(before, write[3:])
+                try:
+                    fields[write[2]] = merge(before, write[3:])
+                except struct.error:  # a word below zero: what we remembered was long outdated
+                    fields.pop(write[2])
+                    self._lapse(row)
         elif op == APPEND:
             if write[2] in fields or row in self._complete:
                 fields[write[2]] = (fields.get(write[2]) or b"") + write[3]
@@ -311,6 +392,17 @@ class RowCache:
         else:
             self._discard(row)
 
+    def _distrust(self, row: bytes) -> None:
+        """Keep what a commit may still be built on."""
+        fields = self._rows.get(row)
+        lasting = _lasting(row, fields) if fields else None
+        if not lasting:
+            self._discard(row)
+            return
+        self._vouched.discard(row)
+        self._lapse(row)
+        self._rows[row] = lasting
+
     def _discard(self, row: bytes) -> None:
         self._rows.pop(row, None)
         self._vouched.discard(row)
@@ -319,6 +411,7 @@ class RowCache:
     def _lapse(self, row: bytes) -> None:
         """We may no longer know every field."""
         self._complete.discard(row)
+        self._ours.discard(row)
         self._scanned.pop(row, None)
 
     def _store(
@@ -327,8 +420,10 @@ class RowCache:
         if is_table(row):
             return
         if self._others.count != mark.others and self._others.hit(mark.others, row):
-            self._discard(row)
-            return
+            self._distrust(row)
+            fields, vouched = _lasting(row, dict(fields)), False
+            if not fields:
+                return
         old = self._rows.get(row)
         if old is None or (vouched and row not in self._vouched):
             # what was known before the store's promise may be stale; only `fields` is vouched for
@@ -341,6 +436,9 @@ class RowCache:
             old.update(fields)
         else:
             self._update_unless_overtaken(old, mark, row, fields)
+        self._stored += len(fields)
+        if self._stored > self._fields_max // 8:
+            self._count()
 
     def _update_unless_overtaken(
         self,
@@ -359,3 +457,13 @@ class RowCache:
         """Forget the oldest eighth; insertion order is near enough to age."""
         for row in list(self._rows)[: self._rows_max // 8 + 1]:
             self._discard(row)
+
+    def _count(self) -> None:
+        """Forget the oldest rows where they have too many fields together."""
+        self._stored = 0
+        excess = sum(map(len, self._rows.values())) - self._fields_max
+        for row in list(self._rows) if excess > 0 else ():
+            excess -= len(self._rows[row])
+            self._discard(row)
+            if excess <= 0:
+                return

@@ -1,308 +1,261 @@
 """Is the metadata true to itself? Ends every test, and is the first half of `slicefs fsck`.
 
-It reads every row and holds one small record per inode; the volume may be in use, but then what
-changes meanwhile can be reported as a problem: `fsck` says so. The invariants are in `schema`.
+It reads every row once and notes what it must compare in tables that spill to disk, so memory does
+not grow with the volume. Which invariants: see `schema`; who judges them: `check_names`,
+`check_tables`, `check_accounts`, `check_locks`, `check_snapshots`. The volume may be in use, but
+then what changes meanwhile can be reported as a problem: `fsck` says so.
 """
 
 from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple
 
 from fsmeta import schema
+from fsmeta.check_accounts import audit
+from fsmeta.check_locks import check_locks
+from fsmeta.check_names import judge_names
+from fsmeta.check_notes import KEPT_MAX, Notes, Problem, Stage
+from fsmeta.check_snapshots import audit as audit_snapshots
+from fsmeta.check_snapshots import crosses
+from fsmeta.check_tables import Tables
 from fsmeta.errors import Corrupt, NoVolume
+from fsmeta.schema_locks import GRANT_PREFIX, LOCK_PREFIX
+from fsmeta.schema_snapshots import SNAPSHOTS
+from fsmeta.sealed import is_shelf, source_of
 from fsmeta.slices import covered
+from fsmeta.spill import CACHE_BYTES, ID_MAX
 from fsmeta.store import Store
-from fsmeta.types import (
-    CHUNK_BYTES,
-    NO_PARENT,
-    ROOT_INO,
-    Attr,
-    FileType,
-    Ino,
-    SliceId,
-    SliceKind,
+from fsmeta.types import CHUNK_BYTES, NO_PARENT, Ino, SliceId, SliceKind
+from fsmeta.volume import VolumeFormat, unpack_format
+from fsmeta.walk import fields_of
+
+_ROWS_AT_ONCE: Final = 200
+_TELL_EVERY: Final = 1000  # rows
+_FIELDS: Final = frozenset(
+    {schema.ATTR_FIELD, schema.VOLATILE_FIELD, schema.LINK_FIELD, schema.HOME_FIELD}
+    | {schema.NAMELESS_FIELD, schema.ORIGIN_FIELD}
 )
-from fsmeta.volume import unpack_format
 
-_ROWS_AT_ONCE = 200
-_FIELDS = frozenset({schema.ATTR_FIELD, schema.VOLATILE_FIELD, schema.LINK_FIELD})
+Progress = Callable[[str], None]  # told now and then how far it is
 
 
-class Problem(NamedTuple):
-    """Something that can't be: where, and what."""
-
-    ino: int  # 0 where it is no inode's
-    what: str
-
-    def __str__(self) -> str:
-        return f"inode {self.ino}: {self.what}" if self.ino else self.what
-
-
-class _Inode(NamedTuple):
-    """What the check remembers of an inode."""
-
-    attr: Attr
-    parents: dict[Ino, int]  # the `p` fields
-    slices: list[tuple[SliceId, int]]
+def _silent(_text: str) -> None:
+    """Nobody wants to know."""
 
 
 class Checked(NamedTuple):
-    """The outcome: problems, and what the objects must be."""
+    """The outcome."""
 
-    problems: list[Problem]
+    problems: list[Problem]  # the first KEPT_MAX
+    problem_count: int
     inodes: int
-    slices: dict[SliceId, int]  # id → size, of everything files refer to
-    dead: dict[SliceId, int]  # of everything that waits for deletion
+    slices: int  # that files refer to
+    dead: int  # slices that wait for deletion
+    acls: int = 0  # records
+    acls_used: int = 0  # of them, those that an inode names
 
 
-class _Check:
-    """One run over one store."""
+class Examination:
+    """One run over one store. What it has seen is in `notes` until it is closed."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, progress: Progress = _silent, cache_bytes: int = CACHE_BYTES
+    ) -> None:
         self._store = store
-        self.problems: list[Problem] = []
-        self.inodes: dict[Ino, _Inode] = {}
-        self.names: dict[Ino, dict[Ino, int]] = {}  # inode → directory → names
-        self.subdirs: dict[Ino, int] = {}
-        self.populated: set[Ino] = set()  # directories with names
-        self.slices: dict[SliceId, int] = {}
-        self.dead: dict[SliceId, int] = {}
+        self._progress = progress
+        self.notes = Notes(cache_bytes)
+        self.settings: VolumeFormat | None = None
 
-    def report(self, ino: int, what: str) -> None:
-        self.problems.append(Problem(ino, what))
+    def __enter__(self) -> Examination:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget what was seen; idempotent."""
+        self.notes.close()
+
+    def slices(self) -> Iterator[tuple[SliceId, int]]:
+        """Id and size of what files refer to, ascending."""
+        return self.notes.slices()
+
+    def dead(self) -> Iterator[tuple[SliceId, int]]:
+        """Id and size of what waits for deletion, ascending."""
+        return self.notes.dead()
 
     def run(self) -> Checked:
-        self._check_format()
-        for row, fields in self._rows(schema.INODE_PREFIX):
-            self._guard(self._read_inode, row, fields)
-        for row in self._row_names(schema.DIR_PREFIX):
+        """Read everything, then judge. Raises: NoVolume, Unavailable; ENOSPC for the tables."""
+        notes = self.notes
+        tables = Tables(self._store, notes)
+        says_acls = self._check_format()
+        self._read_all("inodes", schema.INODE_PREFIX, self._read_inode)
+        tables.read()
+        for row, fields in self._rows(schema.ACL_PREFIX, 5):
+            tables.read_acl(row, fields)
+        for count, row in enumerate(self._row_names(schema.DIR_PREFIX)):
             self._read_dir(row)
-        orphans = self._read_orphans()
-        for ino, inode in self.inodes.items():
-            self._check_inode(ino, inode, ino in orphans)
-        for ino in orphans - self.inodes.keys():
-            self.report(ino, "is listed as an orphan and does not exist")
-        self._check_tree(orphans)
-        self._check_dead()
-        self._check_counters()
-        return Checked(self.problems, len(self.inodes), self.slices, self.dead)
+            if count % _TELL_EVERY == 0:
+                self._progress(f"{count} directories read")
+        self._progress("comparing names, links and slices")
+        judge_names(notes)
+        tables.judge(says_acls)
+        tables.check_counters()
+        self._check_locks()
+        if self.settings is not None:
+            audit(self._store, self.settings, notes)
+        audit_snapshots(fields_of(self._store, SNAPSHOTS), notes)
+        return self._outcome()
 
-    def _guard(
-        self,
-        read: Callable[[bytes, dict[bytes, bytes]], None],
-        row: bytes,
-        fields: dict[bytes, bytes],
-    ) -> None:
-        try:
-            read(row, fields)
-        except Corrupt as error:
-            self.report(schema.id_of(row), str(error))
+    def _outcome(self) -> Checked:
+        notes = self.notes
+        return Checked(
+            list(islice(notes.problems(), KEPT_MAX)),
+            notes.problem_count(),
+            notes.count("inode"),
+            notes.count_slices("used"),
+            notes.count_slices("dropped"),
+            notes.count("acl"),
+            notes.acls_used(),
+        )
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def _row_names(self, prefix: bytes) -> Iterator[bytes]:
-        cursor: bytes | None = b""
-        seen: set[bytes] = set()
-        while cursor is not None:
-            page = self._store.scan_rows(prefix, cursor)
-            for row in page.rows:
-                if row in seen:
-                    continue
-                seen.add(row)
-                if len(row) == 9:
-                    yield row
-                else:
-                    self.report(0, f"row {row!r} is nothing we know")
-            cursor = page.cursor
-
-    def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
-        batch: list[bytes] = []
-        for row in self._row_names(prefix):
-            batch.append(row)
-            if len(batch) == _ROWS_AT_ONCE:
-                yield from zip(batch, self._store.read_rows(batch), strict=True)
-                batch = []
-        if batch:
-            yield from zip(batch, self._store.read_rows(batch), strict=True)
-
-    def _fields(self, row: bytes) -> Iterator[tuple[bytes, bytes]]:
-        cursor: bytes | None = b""
-        seen: set[bytes] = set()
-        while cursor is not None:
-            page = self._store.scan(row, cursor)
-            for field, value in page.items:
-                if field not in seen:
-                    seen.add(field)
-                    yield field, value
-            cursor = page.cursor
-
-    def _read_inode(self, row: bytes, fields: dict[bytes, bytes]) -> None:
-        ino = Ino(schema.id_of(row))
-        a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
-        if a is None or v is None:
-            self.report(ino, f"lacks its {'v' if a else 'a'} record (has {sorted(fields)})")
-            return
-        attr = schema.unpack_inode(ino, a, v)
-        parents: dict[Ino, int] = {}
-        slices: list[tuple[SliceId, int]] = []
-        used = 0
-        for field, value in fields.items():
-            if field[:1] == b"p" and len(field) == 9:
-                parents[Ino(schema.id_of(field))] = schema.unpack_count(row, field, value)
-            elif field[:1] == b"c" and len(field) == 5:
-                index = schema.id_of(field)
-                if index * CHUNK_BYTES >= attr.size:
-                    self.report(ino, f"has {attr.size} bytes and something in chunk {index}")
-                listed = schema.unpack_slices(ino, index, value)
-                used += covered(listed)
-                slices += [(s.id, s.size) for s in listed if s.kind is not SliceKind.HOLE]
-            elif field not in _FIELDS and field[:1] != b"x":
-                self.report(ino, f"has a field {field!r} that is nothing we know")
-        if used != attr.used:
-            self.report(ino, f"says {attr.used} bytes are used, its slices cover {used}")
-        if stat.S_ISLNK(attr.mode) and len(fields.get(schema.LINK_FIELD, b"")) != attr.size:
-            self.report(ino, "is a symlink whose size is not its target's")
-        self.inodes[ino] = _Inode(attr, parents, slices)
-
-    def _read_dir(self, row: bytes) -> None:
-        parent = Ino(schema.id_of(row))
-        if parent not in self.inodes:
-            self.report(parent, "has names and does not exist")
-            return
-        if not self.inodes[parent].attr.is_dir:
-            self.report(parent, "has names and is no directory")
-        for name, value in self._fields(row):
-            try:
-                kind, ino = schema.unpack_dentry(row, name, value)
-            except Corrupt as error:
-                self.report(parent, str(error))
-                continue
-            self.populated.add(parent)
-            counts = self.names.setdefault(ino, {})
-            counts[parent] = counts.get(parent, 0) + 1
-            if kind is FileType.DIR:
-                self.subdirs[parent] = self.subdirs.get(parent, 0) + 1
-            if ino not in self.inodes:
-                self.report(ino, f"is named {name!r} in {parent} and does not exist")
-            elif self.inodes[ino].attr.type is not kind:
-                self.report(ino, f"is named {name!r} in {parent} with the wrong type")
-
-    def _read_orphans(self) -> set[Ino]:
-        orphans: set[Ino] = set()
-        for field, value in self._fields(schema.ORPHANS):
-            if len(field) == 8 and len(value) == 8:
-                orphans.add(Ino(schema.id_of(field)))
-            else:
-                self.report(0, f"orphan {field!r} since {value!r} can't be read")
-        return orphans
-
-    # --- judging ---------------------------------------------------------------------------------
-
-    def _check_inode(self, ino: Ino, inode: _Inode, orphan: bool) -> None:
-        names = self.names.get(ino, {})
-        count = sum(names.values())
-        attr = inode.attr
-        for sid, size in inode.slices:
-            if self.slices.setdefault(sid, size) != size:
-                self.report(ino, f"slice {sid} has two sizes")
-        if attr.is_dir:
-            self._check_directory(ino, attr, names, count, orphan)
-            return
-        if attr.nlink != count:
-            self.report(ino, f"has {attr.nlink} links and {count} names")
-        if orphan != (attr.nlink == 0):
-            self.report(ino, f"has {attr.nlink} links and is {'' if orphan else 'not '}an orphan")
-        if attr.parent == NO_PARENT and attr.nlink and inode.parents != names:
-            self.report(ino, f"counts names {inode.parents}, there are {names}")
-        if attr.parent != NO_PARENT and names != {attr.parent: 1}:
-            self.report(ino, f"says its parent is {attr.parent}, its names are in {names}")
-
-    def _check_directory(
-        self, ino: Ino, attr: Attr, names: dict[Ino, int], count: int, orphan: bool
-    ) -> None:
-        if orphan:
-            if count or attr.nlink or attr.parent or ino in self.populated:
-                self.report(ino, "is an orphan directory that is still in use")
-            return
-        expected = 2 + self.subdirs.get(ino, 0)
-        if attr.nlink != expected:
-            self.report(ino, f"is a directory with {attr.nlink} links instead of {expected}")
-        wanted = {} if ino == ROOT_INO else {attr.parent: 1}
-        if names != wanted:
-            self.report(ino, f"is a directory under {attr.parent} whose names are in {names}")
-
-    def _check_dead(self) -> None:
-        for field, value in self._fields(schema.DEAD_SLICES):
-            try:
-                dead = schema.unpack_dead(field, value)
-            except Corrupt as error:
-                self.report(0, str(error))
-                continue
-            for sid, size in dead:
-                self.dead[sid] = size
-                if sid in self.slices:
-                    self.report(0, f"slice {sid} is in use and waits for deletion")
-
-    def _check_tree(self, orphans: set[Ino]) -> None:
-        """Each directory must lie under the root: a ring of directories has sound records."""
-        reaches = {ROOT_INO}
-        for start, inode in self.inodes.items():
-            if not inode.attr.is_dir or start in orphans:
-                continue
-            way: list[Ino] = []
-            above, seen = start, set[Ino]()
-            while above not in reaches and above not in seen and above in self.inodes:
-                way.append(above)
-                seen.add(above)
-                above = self.inodes[above].attr.parent
-            if above in reaches:
-                reaches.update(way)
-            else:
-                self.report(start, f"is not under the root: its way up ends at {above}")
-
-    def _check_counters(self) -> None:
-        try:
-            self._check_usage()
-            self._check_ids()
-        except Corrupt as error:
-            self.report(0, str(error))
-
-    def _check_ids(self) -> None:
-        """What is handed out next must not exist."""
-        highest = {
-            schema.NEXT_INO: max(self.inodes, default=0),
-            schema.NEXT_SLICE: max(max(self.slices, default=0), max(self.dead, default=0)),
-        }
-        for field, value in zip(
-            highest, self._store.read([(schema.COUNTERS, field) for field in highest]), strict=True
-        ):
-            following = schema.unpack_count(schema.COUNTERS, field, value)
-            if following <= highest[field]:
-                text = f"the next {field.decode()} is {following}, there is one {highest[field]}"
-                self.report(0, text)
-
-    def _check_usage(self) -> None:
-        named = [each.attr for each in self.inodes.values() if each.attr.nlink]
-        wanted = {schema.INODES: len(named), schema.SPACE: sum(attr.space for attr in named)}
-        for field, value in zip(
-            wanted, self._store.read([(schema.USAGE, field) for field in wanted]), strict=True
-        ):
-            count = schema.unpack_count(schema.USAGE, field, value)
-            if count != wanted[field]:
-                self.report(0, f"usage says {count} {field.decode()}, there are {wanted[field]}")
-
-    def _check_format(self) -> None:
-        value = self._store.read([(schema.FORMAT, schema.FORMAT_FIELD)])[0]
+    def _check_format(self) -> bool:
+        """Whether F says that there are ACLs. Raises: NoVolume."""
+        keys = [(schema.FORMAT, field) for field in (schema.FORMAT_FIELD, schema.HAS_ACLS)]
+        value, says_acls = self._store.read(keys)
         if value is None:
             raise NoVolume
         try:
-            unpack_format(value)
+            self.settings = unpack_format(value)
+            self.notes.epoch = self.settings.charged
         except Corrupt as error:
-            self.report(0, str(error))
+            self.notes.report(0, str(error))
+        return says_acls is not None
+
+    def _read_all(
+        self, what: str, prefix: bytes, read: Callable[[bytes, dict[bytes, bytes]], None]
+    ) -> None:
+        for count, (row, fields) in enumerate(self._rows(prefix)):
+            try:
+                read(row, fields)
+            except Corrupt as error:
+                self.notes.unreadable += 1
+                self.notes.report(schema.id_of(row), str(error))
+            if count % _TELL_EVERY == 0:
+                self._progress(f"{count} {what} read")
+
+    def _row_names(self, prefix: bytes, length: int = 9) -> Iterator[bytes]:
+        """Rows of the kind; one may come twice."""
+        cursor: bytes | None = b""
+        while cursor is not None:
+            page = self._store.scan_rows(prefix, cursor)
+            for row in page.rows:
+                if len(row) == length and (length != 9 or schema.id_of(row) <= ID_MAX):
+                    yield row
+                else:
+                    self.notes.report(0, f"row {row!r} is nothing we know")
+            cursor = page.cursor
+
+    def _rows(self, prefix: bytes, length: int = 9) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+        names = self._row_names(prefix, length)
+        while batch := list(islice(names, _ROWS_AT_ONCE)):
+            yield from zip(batch, self._store.read_rows(batch), strict=True)
+
+    def _read_inode(self, row: bytes, fields: dict[bytes, bytes]) -> None:
+        notes = self.notes
+        ino = Ino(schema.id_of(row))
+        a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
+        if a is None or v is None:
+            notes.unreadable += 1
+            notes.report(ino, f"lacks its {'v' if a else 'a'} record (has {sorted(fields)})")
+            return
+        attr = schema.unpack_inode(ino, a, v)
+        _require_id(row, schema.ATTR_FIELD, attr.parent)
+        used = 0
+        counted: list[tuple[Ino, int]] = []
+        for field, value in fields.items():
+            if field[:1] == b"p" and len(field) == 9:
+                parent = _require_id(row, field, schema.id_of(field))
+                names = _require_id(row, field, schema.unpack_count(row, field, value))
+                counted.append((Ino(parent), names))
+            elif field[:1] == b"c" and len(field) == 5:
+                index = schema.id_of(field)
+                if index * CHUNK_BYTES >= attr.size:
+                    notes.report(ino, f"has {attr.size} bytes and something in chunk {index}")
+                used += self._read_chunk(row, ino, index, value)
+            elif field not in _FIELDS and field[:1] != b"x":
+                notes.report(ino, f"has a field {field!r} that is nothing we know")
+        if used != attr.used:
+            notes.report(ino, f"says {attr.used} bytes are used, its slices cover {used}")
+        if stat.S_ISLNK(attr.mode) and len(fields.get(schema.LINK_FIELD, b"")) != attr.size:
+            notes.report(ino, "is a symlink whose size is not its target's")
+        for parent, names in counted:
+            notes.spill.add("counted", ino, parent, names)
+        notes.add_inode(attr, self._home(ino, fields.get(schema.HOME_FIELD)))
+
+    def _read_chunk(self, row: bytes, ino: Ino, index: int, value: bytes) -> int:
+        """Note a chunk's slices; the bytes that they cover."""
+        listed = schema.unpack_slices(ino, index, value)
+        for sid, size in {(s.id, s.size) for s in listed if s.kind is not SliceKind.HOLE}:
+            _require_id(row, schema.chunk_field(index), sid)
+            self.notes.spill.add("used", sid, ino, index, size)
+        return covered(listed)
+
+    def _home(self, ino: Ino, value: bytes | None) -> Ino:
+        if value is None:
+            return NO_PARENT
+        if len(value) != 8 or schema.id_of(value) > ID_MAX:
+            self.notes.report(ino, f"has a home {value!r} that is none")
+            return NO_PARENT
+        return Ino(schema.id_of(value))
+
+    def _read_dir(self, row: bytes) -> None:
+        notes = self.notes
+        parent = Ino(schema.id_of(row))
+        decoded = -1  # the row may have gone since it was listed
+        for name, value in fields_of(self._store, row):
+            decoded = max(decoded, 0)
+            try:
+                kind, ino = schema.unpack_dentry(row, name, value)
+                _require_id(row, name, ino)
+            except Corrupt as error:
+                notes.unreadable += 1
+                notes.report(parent, str(error))
+                continue
+            decoded = 1
+            if is_shelf(parent):
+                notes.spill.add("shelved", source_of(parent), name, ino)
+            if crosses(parent, ino):
+                notes.report(ino, f"is named {name!r} in {parent}, across the border of a snapshot")
+            notes.spill.add("name", ino, parent, name, int(kind))
+        if decoded >= 0:
+            notes.spill.add("dir", parent, decoded)
+
+    def _check_locks(self) -> None:
+        """Locks, of which nothing is left where nobody uses the volume."""
+        notes = self.notes
+        found = [sorted({*self._row_names(prefix)}) for prefix in (LOCK_PREFIX, GRANT_PREFIX)]
+        before = notes.problem_count()
+        check_locks(self._store, found[0], found[1], notes.report)
+        if notes.problem_count() > before:
+            for row in (*found[0], *found[1]):
+                said = f"locks in row {row!r}: nobody is there who could have them"
+                notes.mend(Stage.TABLES, row, None, None, said)
 
 
-def check(store: Store) -> Checked:
+def _require_id(row: bytes, field: bytes, number: int) -> int:
+    """Raises: Corrupt where no volume hands out such an id, or has so many names."""
+    if not 0 <= number <= ID_MAX:
+        raise Corrupt(row, field, f"number {number}")
+    return number
+
+
+def check(store: Store, progress: Progress = _silent) -> Checked:
     """Read all metadata and judge it. Raises: NoVolume."""
-    return _Check(store).run()
+    with Examination(store, progress) as examination:
+        return examination.run()

@@ -8,27 +8,50 @@ Threading: any method from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import errno
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from fsmeta import quota, schema, volume
+from fsmeta import access, quota, schema, sealed, volume
+from fsmeta.acl import Acl
 from fsmeta.cache import RowCache
-from fsmeta.errors import Fenced
-from fsmeta.ops import attr, create, directory, extent, link, lookup, reclaim, remove, rename
+from fsmeta.engine_deletion import DeletionVerbs
+from fsmeta.engine_locks import LockVerbs
+from fsmeta.engine_packing import PackVerbs
+from fsmeta.engine_ranges import RangeVerbs
+from fsmeta.engine_sessions import Beats, close_own, end_dead, follow_settings, join
+from fsmeta.engine_trash import Bin
+from fsmeta.errors import ConfigError, Fenced, Rewound, Voided
+from fsmeta.id_supply import INO_BATCH, SLICE_BATCH, IdSupply
+from fsmeta.neighbours import Neighbours
+from fsmeta.ops import acl as acls
+from fsmeta.ops import (
+    attr,
+    create,
+    directory,
+    extent,
+    flags,
+    link,
+    lookup,
+    reclaim,
+    remove,
+    rename,
+)
 from fsmeta.ops import session as sessions
 from fsmeta.ops import xattr as xattrs
 from fsmeta.ops.create import NewNode
 from fsmeta.ops.inode import Changed, Env
 from fsmeta.ops.rename import Place, Renamed
+from fsmeta.ops.session import Belongings
 from fsmeta.runtime import Runtime
-from fsmeta.schema import SessionRecord
-from fsmeta.store import Page, Store
+from fsmeta.schema_sessions import SessionRecord
+from fsmeta.slice_ids import SliceIds
+from fsmeta.store import Store
 from fsmeta.transact import DEADLINE_S, Transactor, Txn
 from fsmeta.types import (
-    CHUNK_BYTES,
-    FILE_SIZE_MAX,
     ROOT_CALLER,
+    ROOT_INO,
     Attr,
     Caller,
     Dentry,
@@ -39,41 +62,9 @@ from fsmeta.types import (
     SliceId,
     StatFs,
 )
+from fsmeta.volume import VolumeFormat
 
 T = TypeVar("T")
-
-INO_BATCH: Final = 1024  # ids a client takes at once; what a crash wastes of 2^64
-SLICE_BATCH: Final = 1024
-_PURGE_BATCH: Final = 100  # inodes a commit; their rows are read in one request
-_FORGET_BATCH: Final = 1000
-_FIELDS_MAX: Final = 2 * FILE_SIZE_MAX // CHUNK_BYTES  # of an inode's row: more than it can have
-
-
-class IdSupply:
-    """Hands out ids of one kind; asks the store for the next batch when it runs out."""
-
-    def __init__(self, run: Transactor, runtime: Runtime, field: bytes, batch: int) -> None:
-        self._run = run
-        self._field = field
-        self._batch = batch
-        self._lock = runtime.lock()
-        self._next = 0  # guarded by _lock
-        self._end = 0  # guarded by _lock
-
-    def take(self) -> int:
-        """The next id. Raises: StoreError."""
-        with self._lock:
-            if self._next == self._end:  # the lock stays held: who else wants an id needs the batch
-                self._next = self._run.run(self._take_batch)
-                self._end = self._next + self._batch
-            self._next += 1
-            return self._next - 1
-
-    def _take_batch(self, txn: Txn) -> int:
-        value = txn.get(schema.COUNTERS, self._field)
-        first = schema.unpack_count(schema.COUNTERS, self._field, value)
-        txn.put(schema.COUNTERS, self._field, b"%d" % (first + self._batch))
-        return first
 
 
 class Meta:
@@ -85,26 +76,76 @@ class Meta:
         self.cache = RowCache(runtime)
         self.transactor = Transactor(store, runtime, self.cache, deadline_s)
         self.session: SessionRecord | None = None
+        self.locks = LockVerbs(self.transactor, lambda: self.session)
+        self.deletion = DeletionVerbs(self.transactor, lambda: self.session)
+        self.ranges = RangeVerbs(self._run, self.transactor)
+        self._bin = Bin()
         self._runtime = runtime
         self._deadline_s = deadline_s
         self._inos = IdSupply(self.transactor, runtime, schema.NEXT_INO, INO_BATCH)
-        self._slices = IdSupply(self.transactor, runtime, schema.NEXT_SLICE, SLICE_BATCH)
+        slices = IdSupply(self.transactor, runtime, schema.NEXT_SLICE, SLICE_BATCH)
+        self.slices = SliceIds(runtime, slices)
+        self.packing = PackVerbs(self.transactor, self.slices, self.fence_for)
+        self._void = 0  # slices below it may have lost their objects to gc
+        self._beats = Beats()
+        self._neighbours = Neighbours(self.transactor)
         self._listeners: list[Callable[[Sequence[bytes] | None], None]] = []
         store.watch(self._rows_changed)
         self.format = self.transactor.view(volume.load_format)
-        self._limits = self.format.limits
         self._now_ns = runtime.now_ns
-
-    def _env(self, caller: Caller) -> Env:
-        return Env(caller, self._now_ns(), self._limits)
+        self._following = runtime.lock()  # held while new settings are read
+        self._obey(self.format)
+        self.transactor.follow = self._follow
+        self.transactor.on_ended = self._tell
 
     def _run(self, verb: Callable[..., T], caller: Caller, *args: object) -> T:
-        env = self._env(caller)
-        return self.transactor.run(lambda txn: verb(txn, env, *args))
+        now_ns = self._now_ns()
+        body = lambda txn: verb(txn, Env(caller, now_ns, *self._rules), *args)  # noqa: E731
+        return self.transactor.run(body, (verb, caller, now_ns, args))
+
+    def run(self, verb: Callable[..., T], caller: Caller, *args: object) -> T:
+        """Run a verb of `ops` that has no method here: clones."""
+        return self._run(verb, caller, *args)
 
     def _view(self, verb: Callable[..., T], caller: Caller, *args: object) -> T:
-        env = self._env(caller)
+        env = Env(caller, self._now_ns(), *self._rules)
         return self.transactor.view(lambda txn: verb(txn, env, *args))
+
+    def _remove(self, verb: Callable[..., T], caller: Caller, *args: object) -> T:
+        """`_run` of a verb by which something may lose its last name."""
+        now_ns, binned = self._now_ns(), self._bin.env
+
+        def removal(txn: Txn) -> T:
+            env = Env(caller, now_ns, *self._rules)
+            return verb(txn, binned(env) if self.format.trash_days else env, *args)
+
+        return self._bin.noted(self.transactor.run(removal, (verb, caller, now_ns, args)))
+
+    # --- settings --------------------------------------------------------------------------------
+
+    def _obey(self, settings: VolumeFormat) -> None:
+        """Verbs follow `settings` from here on; their commits say so."""
+        self.format = settings
+        self._rules = settings.limits, settings.charged, settings.born
+        self.has_quotas = settings.charged != 0
+        self.transactor.edition = settings.edition  # last: a verb reads it first
+
+    def _follow(self) -> None:
+        """The settings have changed: obey the new ones. Raises: Fenced."""
+        edition = self.transactor.edition
+        with self._following:  # the lock stays held: who else commits needs the settings
+            if self.session is not None and self.transactor.edition == edition:
+                follow = partial(follow_settings, sid=self.session.id)
+                self._obey(self._unfenced().run(follow))
+
+    def refresh_settings(self) -> None:
+        """Learn what has changed of the settings, for who only looks at them. Raises: Fenced."""
+        try:
+            settings = self.transactor.view(volume.load_format)
+        except ConfigError:
+            return  # the volume is gone, or of a later version: commits will tell
+        if settings.changes != self.format.changes:
+            self._follow()
 
     # --- coherence -------------------------------------------------------------------------------
 
@@ -113,7 +154,9 @@ class Meta:
         self._listeners.append(listener)
 
     def _rows_changed(self, rows: Sequence[bytes] | None) -> None:
-        self.transactor.drop(rows)
+        self._tell(self.cache.hear(rows))
+
+    def _tell(self, rows: Sequence[bytes] | None) -> None:
         for listener in self._listeners:
             listener(rows)
 
@@ -121,10 +164,12 @@ class Meta:
         """Whether we will hear of any change by others to what `getattr` says of `ino`."""
         return self.cache.is_vouched(schema.inode_row(ino))
 
-    def vouched_inodes(self, inos: Collection[Ino]) -> set[Ino]:
-        """Those of `inos` that `vouches_inode` says yes to."""
-        rows = dict(zip(schema.inode_rows(inos), inos, strict=True))
-        return {rows[row] for row in self.cache.vouched_among(rows)}
+    def vouched_inodes(self, inos: Collection[Ino]) -> Collection[Ino]:
+        """Those of `inos` that `vouches_inode` says yes to; `inos` itself where it is all."""
+        rows = schema.inode_rows(inos)
+        if self.cache.are_vouched(rows):
+            return inos
+        return {ino for ino, row in zip(inos, rows, strict=True) if self.cache.is_vouched(row)}
 
     def vouches_names(self, ino: Ino) -> bool:
         """Whether we will hear of any change by others to the names in directory `ino`."""
@@ -133,26 +178,56 @@ class Meta:
     # --- names -----------------------------------------------------------------------------------
 
     def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Attr:
+        self.store.hear()
         known = lookup.known_name(self.cache, parent, name) if caller.checked else None
-        return known or self._view(lookup.lookup, caller, parent, name)
+        return known or self._lookup(caller, parent, name)
 
-    def create(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int = 0) -> Attr:
+    def _lookup(self, caller: Caller, parent: Ino, name: bytes) -> Attr:
+        """`lookup` that has to ask the store."""
+        child = lookup.known_child(self.cache, parent, name) if caller.checked else None
+        if child is not None:
+            self._neighbours.missed_inode(parent, child)
+            attr = self._attr_of(caller, child)
+            if attr is not None and lookup.known_child(self.cache, parent, name) == child:
+                return attr
+        remembered = self.vouches_names(parent)
+        try:
+            return self._view(lookup.lookup, caller, parent, name)
+        finally:
+            self._neighbours.missed_name(parent, remembered)
+
+    def _attr_of(self, caller: Caller, child: Ino) -> Attr | None:
+        """What a name that we know leads to; whoever asks is about to open it. None: it is gone."""
+        try:
+            return self._view(lookup.open_, caller, child)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return None
+
+    def create(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int = 0, umask: int = 0
+    ) -> Attr:
         """A new file, directory, fifo, socket or device, as the S_IFMT bits of `mode` say."""
-        node = NewNode(Ino(self._inos.take()), mode, rdev)
+        node = NewNode(Ino(self._inos.take()), mode, rdev, umask=umask)
         return self._run(create.create, caller, parent, name, node)
+
+    def new_ino(self) -> Ino:
+        """The number of an inode, for a file that is listed as open before it exists."""
+        return Ino(self._inos.take())
 
     def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Attr:
         node = NewNode(Ino(self._inos.take()), 0o120777, 0, target)
         return self._run(create.create, caller, parent, name, node)
 
     def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Attr:
-        return self._run(remove.unlink, caller, parent, name)
+        return self._remove(remove.unlink, caller, parent, name)
 
     def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Attr:
-        return self._run(remove.rmdir, caller, parent, name)
+        return self._remove(remove.rmdir, caller, parent, name)
 
     def rename(self, caller: Caller, old: Place, new: Place, flags: int = 0) -> Renamed:
-        return self._run(rename.rename, caller, old, new, flags)
+        return self._remove(rename.rename, caller, old, new, flags)
 
     def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Attr:
         return self._run(link.link, caller, ino, parent, name)
@@ -160,19 +235,20 @@ class Meta:
     def readlink(self, caller: Caller, ino: Ino) -> bytes:
         return self._view(lookup.readlink, caller, ino)
 
-    def names(self, ino: Ino, cursor: bytes = b"") -> tuple[list[Dentry], bytes | None]:
+    def names(self, ino: Ino, cursor: bytes | None = None) -> tuple[list[Dentry], bytes | None]:
         """A page of names in no order, and the next cursor.
 
-        A name there throughout is returned at least once, perhaps on two pages: leave out repeats.
+        Without a cursor it is the first one, or all names where they are known; b"" begins the
+        store's first. A name there throughout comes at least once, perhaps twice: leave that out.
         """
+        self.store.hear()
         row = schema.dir_row(ino)
-        known = None if cursor else self.cache.complete(row)
+        known = self.cache.complete(row) if cursor is None else None
         if known is not None:
             return schema.unpack_dentries(row, known), None
-        page = self.transactor.view(
-            lambda _txn: directory.page(self.store, self.cache, row, cursor)
-        )
-        return schema.unpack_dentries(row, page.items), page.cursor
+        begin = cursor or b""
+        page = self.transactor.view(lambda _txn: directory.page(self.store, self.cache, row, begin))
+        return schema.unpack_dentries(row, dict(page.items)), page.cursor
 
     def attrs(self, inos: Sequence[Ino]) -> dict[Ino, Attr]:
         """Attributes of those that exist; one request."""
@@ -181,11 +257,17 @@ class Meta:
     # --- attributes ------------------------------------------------------------------------------
 
     def getattr(self, caller: Caller, ino: Ino) -> Attr:
+        self.store.hear()
         return lookup.known_attr(self.cache, ino) or self._view(lookup.getattr_, caller, ino)
 
     def open(self, caller: Caller, ino: Ino) -> Attr:
         """The attributes of a file that is being opened, asked anew unless the store vouches."""
-        return lookup.known_attr(self.cache, ino) or self._view(lookup.open_, caller, ino)
+        self.store.hear()
+        known = lookup.known_attr(self.cache, ino)
+        if known is None:
+            return self._view(lookup.open_, caller, ino)
+        self._neighbours.opened(known.parent)
+        return known
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Changed:
         """Change attributes. A very long file is shortened in several commits."""
@@ -200,8 +282,38 @@ class Meta:
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
         self._view(lookup.access, caller, ino, mask)
 
-    def setxattr(self, caller: Caller, ino: Ino, name: bytes, value: bytes, flags: int = 0) -> None:
-        self._run(xattrs.setxattr, caller, ino, name, value, flags)
+    def require(self, caller: Caller, attr: Attr, mask: int) -> None:
+        """As `access`, by attributes that are known. Raises: EACCES, EPERM, EROFS."""
+        if attr.ino >= sealed.SEALED_INO or access.needs_acl(caller, attr):
+            self._view(lookup.require_known, caller, attr, mask)
+        else:
+            access.require(caller, attr, mask)
+
+    def getflags(self, caller: Caller, ino: Ino) -> int:
+        return self._view(flags.getflags, caller, ino)
+
+    def setflags(self, caller: Caller, ino: Ino, wanted: int) -> None:
+        self._run(flags.setflags, caller, ino, wanted)
+
+    def has_acls(self) -> bool:
+        """Whether an inode of the volume has, or has had, an ACL."""
+        return self.transactor.view(acls.has_acls)
+
+    def acls(self, attr: Attr) -> tuple[Acl | None, Acl | None]:
+        """The access ACL and the default ACL of an inode."""
+        return self.transactor.view(partial(acls.both, attr=attr))
+
+    def setxattr(
+        self,
+        caller: Caller,
+        ino: Ino,
+        name: bytes,
+        value: bytes,
+        flags: int = 0,
+        kill_sgid: bool = False,
+    ) -> None:
+        """`kill_sgid` is for ACLs: the caller is not in the file's group."""
+        self._run(xattrs.setxattr, caller, ino, name, value, flags, kill_sgid)
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         xattrs.require_not_known_absent(self.cache, ino, name)
@@ -213,10 +325,13 @@ class Meta:
     def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
         self._run(xattrs.removexattr, caller, ino, name)
 
-    def statfs(self) -> StatFs:
-        used = self.transactor.view(quota.usage)
-        limits = self.format.limits
-        return StatFs(used.space, limits.space, used.inodes, limits.inodes)
+    def statfs(self, ino: Ino = ROOT_INO) -> StatFs:
+        """Of the volume, or of the quota that leaves least in directory `ino`."""
+        return self._view(quota.statfs, ROOT_CALLER, ino)
+
+    def free_space(self, ino: Ino) -> int | None:
+        """How much the quotas of a file let it grow; None where it has no limit."""
+        return self._view(quota.free_space, ROOT_CALLER, ino)
 
     def sync(self) -> None:
         """Return when what was answered survives a power loss, as far as the store can tell."""
@@ -225,16 +340,20 @@ class Meta:
     # --- file data -------------------------------------------------------------------------------
 
     def new_slice_id(self) -> SliceId:
-        return SliceId(self._slices.take())
+        return self.slices.take()
+
+    def give_up_slices(self, ids: Iterable[SliceId]) -> None:
+        """These were taken and will not become part of a file."""
+        self.slices.give_up(ids)
 
     def read_chunk(self, ino: Ino, index: int) -> list[Slice]:
         """The slices of one 64 MiB chunk, oldest first."""
+        known = extent.known_chunk(self.cache, ino, index)
+        if known is not None:
+            return known
+        if index == 0:
+            self._neighbours.missed_chunk(ino)
         return self._view(extent.read_chunk, ROOT_CALLER, ino, index)
-
-    def chunks(self, ino: Ino) -> list[int]:
-        """Which chunks of a file have slices, in order."""
-        fields = (field for field, _ in self._table(schema.inode_row(ino), _FIELDS_MAX))
-        return sorted(schema.id_of(field) for field in fields if field[:1] == b"c")
 
     def write_slices(
         self,
@@ -243,9 +362,36 @@ class Meta:
         length: int,
         mtime_ns: int,
         unprivileged: Caller | None = None,
+        session: SessionId | None = None,
     ) -> Changed:
-        """Make stored slices part of a file: (chunk index, slice) in order."""
-        return self._run(extent.write, ROOT_CALLER, ino, batch, length, mtime_ns, unprivileged)
+        """Make stored slices part of a file: (chunk index, slice) in order.
+
+        In no other name than that of `session`, where it is given. Raises: Fenced; Voided where gc
+        may have deleted them while others took us for dead.
+        """
+        ids, now_ns = [piece.id for _, piece in batch], self._now_ns()
+
+        def verb(txn: Txn) -> Changed:
+            txn.fence = self.fence_for(ids, session)
+            env = Env(ROOT_CALLER, now_ns, *self._rules)
+            return extent.write(txn, env, ino, batch, length, mtime_ns, unprivileged)
+
+        args = (ino, batch, length, mtime_ns, unprivileged)
+        with self.slices.committing(ids):
+            return self.transactor.run(verb, (extent.write, ROOT_CALLER, now_ns, args))
+
+    def fence_for(self, ids: Iterable[int], session: SessionId | None = None) -> bytes | None:
+        """The session in whose name new slices may be committed; no other than `session`.
+
+        `open_session` sets `_void` before the fence: with an older fence the store says no.
+        Raises: Voided where gc may have deleted their objects; Fenced.
+        """
+        fence = self.transactor.fence
+        if session is not None and fence != schema.session_row(session):
+            raise Fenced(f"session {session} has ended")
+        if self._void and min(ids, default=self._void) < self._void:
+            raise Voided("written before others ended our session: gc has come since")
+        return fence
 
     def forget_chunks(self, inos: Iterable[Ino]) -> None:
         """Ask the store again for what is in these files."""
@@ -255,119 +401,99 @@ class Meta:
         self, ino: Ino, index: int, old: Sequence[Slice], new: Sequence[Slice]
     ) -> bool:
         """Put `new` in place of `old`; False where somebody was first."""
-        return self._run(extent.replace_prefix, ROOT_CALLER, ino, index, old, new)
+        ids, now_ns = [piece.id for piece in new], self._now_ns()
+
+        def verb(txn: Txn) -> bool:
+            txn.fence = self.fence_for(ids)
+            env = Env(ROOT_CALLER, now_ns, *self._rules)
+            return extent.replace_prefix(txn, env, ino, index, old, new)
+
+        with self.slices.committing(ids):
+            return self.transactor.run(verb, (extent.replace_prefix,))
 
     # --- the session -----------------------------------------------------------------------------
 
-    def open_session(self, info: dict[str, Any], rejoins: bool = False) -> SessionRecord:
-        """Join the volume; from here on every commit carries this session."""
+    def open_session(self, info: dict[str, Any], ended: SessionId | None = None) -> SessionRecord:
+        """Join the volume; from here on every commit carries this session.
+
+        Not for the first time where others have `ended` ours. Raises: Rewound.
+        """
         # a transactor of its own, because others may be committing in the name of an ended session:
         # without a fence they would be let through
-        joining = Transactor(self.store, self._runtime, self.cache, self._deadline_s)
-        record = joining.run(lambda txn: sessions.open_session(txn, info, rejoins))
+        proven, floor, now = self.store.history.is_proven, self.slices.floor, self._now_ns()
+        try:
+            settings, (record, void) = self._unfenced().run(
+                lambda txn: join(txn, info, ended, proven, floor, now)
+            )
+        except Rewound as error:
+            self.transactor.stop_writing(error)
+            raise
+        if void > self._void:
+            self._void = void
+            self.slices.let_go()  # what is left of the batch could not be committed
+        self._beats.clear()
         self.session = record
+        self._obey(settings)
         self.transactor.fence = schema.session_row(record.id)
         return record
 
+    def _unfenced(self) -> Transactor:
+        """For commits that are not of our session."""
+        return Transactor(self.store, self._runtime, self.cache, self._deadline_s)
+
     def close_session(self) -> None:
         """Leave: nothing can be committed any more."""
-        session, self.session = self.session, None
-        if session is not None:
-            self.end_session(session.id)
-            self.transactor.fence = None
-
-    def end_session(self, sid: SessionId) -> None:
-        """End a session that is over, ours or one that has stopped beating."""
+        session = self.session
+        if session is None:
+            return
         try:
-            self.transactor.run(lambda txn: sessions.close_session(txn, sid))
+            close_own(self.transactor, self._unfenced(), self.locks, session.id)
         except Fenced:
             pass  # others ended it first
+        finally:
+            self.session = None  # not before: the last commits may have to follow new settings
+        self.transactor.fence = None
 
-    def beat(self, confirmed: int) -> None:
-        """Show that we live, and which deletion round we agree to. Raises: Fenced."""
-        assert self.session is not None
-        record = self.session._replace(beat=self.session.beat + 1, confirmed=confirmed)
-        self.transactor.run(lambda txn: sessions.put_session(txn, record))
+    def end_session(self, sid: SessionId) -> None:
+        """End somebody's session that has stopped beating."""
+        end_dead(self.transactor, self.locks, sid)
+
+    def beat(self, confirmed: int, floor: int | None = None) -> None:
+        """Show that we live, which deletion round we agree to, and our floor.
+
+        Raises: Fenced, also where another client lives in our name; then nobody does any more.
+        """
+        last = self.session
+        assert last is not None
+        record = last._replace(beat=last.beat + 1, confirmed=confirmed, at_ns=self._now_ns())
+        if floor is not None:
+            record = record._replace(floor=floor)
+        if not self._beats.show(self.transactor, record, last):
+            self._end_for_all(last.id)
         self.session = record
+
+    def _end_for_all(self, sid: SessionId) -> NoReturn:
+        """Two live as one: what one of them commits may pass for a repeat of the other's."""
+        end_dead(self._unfenced(), self.locks, sid)
+        raise Fenced(f"another client, perhaps a copy of this one, lives as session {sid}")
 
     def sessions(self) -> list[SessionRecord]:
         """Every session that has not been ended."""
         return self.transactor.view(sessions.list_sessions)
 
-    def hold_orphans(self, opened: Iterable[Ino]) -> list[Ino]:
-        """Those of `opened` that have lost their last name; others now know that we hold them."""
-        assert self.session is not None
-        sid, inos = self.session.id, list(opened)
-        return self.transactor.run(lambda txn: sessions.hold_orphans(txn, sid, inos))
+    def belongings(self, among: Sequence[SessionId]) -> dict[SessionId, Belongings]:
+        """What each of these sessions holds: for `status`."""
+        return self.transactor.view(lambda txn: sessions.belongings(txn, among))
 
-    def release_orphans(self, inos: Sequence[Ino]) -> None:
-        """These orphans are open here no more."""
-        assert self.session is not None
-        sid = self.session.id
-        self.transactor.run(lambda txn: sessions.release_orphans(txn, sid, inos))
+    def round_and_floor(self) -> tuple[int, int]:
+        """The deletion round that sessions are asked to confirm, and our floor to show.
 
-    # --- deletion --------------------------------------------------------------------------------
-
-    def take_lead(self, believed_dead: SessionId | None = None) -> bool:
-        """Lead the background work, unless somebody alive does."""
-        assert self.session is not None
-        sid = self.session.id
-        return self.transactor.run(lambda txn: reclaim.take_lead(txn, sid, believed_dead))
-
-    def leader(self) -> SessionRecord | None:
-        """The session that does the background work, as far as it is alive."""
-        return self.transactor.view(reclaim.leader)
-
-    def current_round(self) -> int:
-        """The deletion round that sessions are asked to confirm."""
-        return self.transactor.view(reclaim.current_round)
-
-    def next_round(self) -> int | None:
-        """Ask for a new deletion round; None where we no longer lead."""
-        assert self.session is not None
-        sid = self.session.id
-        return self.transactor.run(lambda txn: reclaim.next_round(txn, sid))
-
-    def orphans(self, at_most: int) -> list[Ino]:
-        """Inodes without names that wait to be purged."""
-        return [Ino(schema.id_of(field)) for field, _ in self._table(schema.ORPHANS, at_most)]
-
-    def dead_slices(self, at_most: int) -> dict[bytes, list[tuple[SliceId, int]]]:
-        """Slices no file refers to, (id, size), under keys for `forget_dead`."""
-        entries = self._table(schema.DEAD_SLICES, at_most)
-        return {field: schema.unpack_dead(field, value) for field, value in entries}
-
-    def _table(self, row: bytes, at_most: int) -> Iterator[tuple[bytes, bytes]]:
-        cursor: bytes | None = b""
-        seen: set[bytes] = set()
-        while cursor is not None and len(seen) < at_most:
-            page = self._scan(row, cursor)
-            for field, value in page.items:
-                if field not in seen:
-                    seen.add(field)
-                    yield field, value
-            cursor = page.cursor
-
-    def _scan(self, row: bytes, cursor: bytes) -> Page:
-        return self.transactor.view(lambda _txn: self.store.scan(row, cursor))
-
-    def held_orphans(self, among: Iterable[SessionId]) -> set[Ino]:
-        """Orphans that one of these sessions holds open."""
-        return self.transactor.view(partial(_held, sids=list(among)))
-
-    def purge(self, inos: Sequence[Ino]) -> None:
-        """Remove orphans for good; the caller has made sure that nobody holds them."""
-        for begin in range(0, len(inos), _PURGE_BATCH):
-            batch = inos[begin : begin + _PURGE_BATCH]
-            while self.transactor.run(partial(reclaim.purge, inos=batch)):
-                pass
-
-    def forget_dead(self, keys: Sequence[bytes]) -> None:
-        """The objects of these dead slices are gone."""
-        for begin in range(0, len(keys), _FORGET_BATCH):
-            batch = keys[begin : begin + _FORGET_BATCH]
-            self.transactor.run(partial(reclaim.forget_dead, keys=batch))
-
-
-def _held(txn: Txn, sids: list[SessionId]) -> set[Ino]:
-    return sessions.held_orphans(txn, sids)
+        Raises: Fenced where another client lives in our name; then nobody does any more.
+        """
+        self.slices.let_go_if_idle()
+        session = self.session
+        sid = None if session is None else session.id
+        current, following, ours = self.transactor.view(lambda txn: reclaim.round_and_ids(txn, sid))
+        if session is not None and not self._beats.is_ours(ours, session):
+            self._end_for_all(session.id)
+        return current, self.slices.floor(following)

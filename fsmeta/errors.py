@@ -5,8 +5,12 @@
     ├── Conflict              a commit's reads are no longer true: run the verb again
     ├── NotEmpty              a row that must be empty is not, everything else being true
     ├── Unavailable           the store can't be reached or answered "busy": nothing was applied
+    │   └── Refused           the store does not take such a request, however often it is sent
     ├── Ambiguous             a commit was sent and its answer lost: send the same commit again
     ├── Fenced                this client's session has been ended by others: it may not write
+    ├── Voided                a slice's objects may be gone: written by a session that was ended
+    ├── Outdated              the volume's settings have changed: read them, run the verb again
+    ├── Rewound               the store has gone back behind what it answered: it may not write
     ├── LimitExceeded         an `add` would pass its limit; carries which one
     ├── StoreFull             the store itself has no room
     ├── Corrupt               a stored value does not decode; carries the row and field
@@ -15,7 +19,8 @@
     ConfigError               bad input to a command: one line that names the thing and the remedy
     └── NoVolume              nobody has made a volume there
 
-Only `transact` catches Conflict and Ambiguous; only the kernel edge turns the others into errnos.
+Only `transact` catches Conflict, Outdated and Ambiguous; only the kernel edge turns the others into
+errnos.
 """
 
 from __future__ import annotations
@@ -37,12 +42,28 @@ class Unavailable(StoreError):
     """The store did not take the request; repeating it is safe."""
 
 
+class Refused(Unavailable):
+    """The store does not take what the request asks for; others may be taken."""
+
+
 class Ambiguous(StoreError):
     """The request may have been applied; only an identical repeat is safe."""
 
 
 class Fenced(StoreError):
     """The session that commits no longer exists in the store."""
+
+
+class Voided(StoreError):
+    """A slice was written in a session that others ended; gc may have deleted its objects."""
+
+
+class Outdated(StoreError):
+    """The commit was made under settings of the volume that its session may follow no more."""
+
+
+class Rewound(StoreError):
+    """The store holds an older state than one this client has been answered from."""
 
 
 class LimitExceeded(StoreError):

@@ -14,6 +14,7 @@ they don't wait for a connection that is being made to a server that does not an
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import struct
@@ -38,18 +39,28 @@ _ERRORS: Final[dict[str, type[StoreError]]] = {
     "OOM": StoreFull,
     "LOADING": Unavailable,
     "BUSY": Unavailable,
-    "READONLY": Unavailable,
+    "NOREPLICAS": Unavailable,
     "MASTERDOWN": Unavailable,
-    "CLUSTERDOWN": Unavailable,
     "TRYAGAIN": Unavailable,
+    "ASK": Unavailable,
     "MISCONF": StoreFull,
 }
+
+
+# Redis 6.2 wraps what a command in a script says; later ones give it plainly
+_IN_SCRIPT: Final = re.compile(r"(?:ERR Error running |@user_)script.*?: -([A-Z]+ .*)", re.DOTALL)
+# the same, for "not here": the connection is dropped, the next one is to another server
+_ELSEWHERE: Final = frozenset({"READONLY", "MOVED", "CLUSTERDOWN"})
+# Redis has no word of its own for a script that asks for a row which is on another node, or on its
+# way there
+_NOT_LOCAL: Final = "attempted to access a non local key"
 
 
 class RedisConnection(Protocol):
     """What we use of `redis.Connection`."""
 
-    _sock: socket.socket | None
+    @property
+    def _sock(self) -> socket.socket | None: ...
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
@@ -154,6 +165,7 @@ class _Link:
 
 
 _LOST: Final = object()
+_PLAIN: Final = {list}  # the type of what most requests are answered
 
 
 class Channel:
@@ -164,11 +176,16 @@ class Channel:
         make: Callable[[], RedisConnection],
         runtime: Runtime,
         prepare: Callable[[RedisConnection], None] | None = None,
+        on_moved: Callable[[str], object] = bool,
     ) -> None:
-        """`prepare` runs on every new connection before its first request."""
+        """`prepare` runs on every new connection before its first request.
+
+        `on_moved` is told where a cluster says that our rows are.
+        """
         self._make = make
         self._runtime = runtime
         self._prepare = prepare
+        self._on_moved = on_moved
         self._send = runtime.lock()
         self._link: _Link | None = None  # made under _send; `close` drops it
         self._closed = False  # set once, by `close`
@@ -178,6 +195,7 @@ class Channel:
         # near the shortest of late, since threads wait for each other, too; written without a lock
         self._latency_s = 0.0
         self.requests = 0  # guarded by _send
+        self.links = 0  # connections made so far; written under _send
 
     def request(self, packed: bytes) -> Any:
         """The reply to one packed request.
@@ -206,7 +224,15 @@ class Channel:
         if count == 1:
             took = self._runtime.monotonic() - begun
             self._latency_s = min(took, latency + (took - latency) / LATENCY_SHARE)
-        return [_answer(reply) for reply in slot.replies]
+        replies = slot.replies
+        if set(map(type, replies)) == _PLAIN:  # none of many is an error
+            return replies
+        try:
+            return [_answer(reply) for reply in replies]
+        except Elsewhere as error:
+            link.hang_up()
+            self._on_moved(error.place)
+            raise
 
     def reset(self) -> None:
         """Let the next request begin on a new connection. From one thread only."""
@@ -235,7 +261,9 @@ class Channel:
             if self._failures != failures:
                 raise Unavailable(self._failure)
             resets = self._resets
+            link = self._link = None  # redis-py's errors refer to themselves, and to this frame
             link = self._link = _Link(self._connect(), self._runtime)
+            self.links += 1
             # `close` and `reset` look for a link last, this for them: one sees the other
             if self._closed or self._resets != resets:
                 link.hang_up()
@@ -264,12 +292,23 @@ def _answer(reply: Any) -> Any:
     return reply
 
 
+class Elsewhere(Unavailable):
+    """The server does not have the volume, or no longer; `place` says who does, if it is known."""
+
+    def __init__(self, text: str, place: str) -> None:
+        super().__init__(text)
+        self.place = place
+
+
 class NoScript(StoreError):
     """The server does not know a script by its hash: load it and ask again."""
 
 
 def _translate(error: hiredis.ReplyError) -> StoreError:
     text = str(error)
+    inner = _IN_SCRIPT.match(text)
+    if inner:
+        text = inner[1]
     word = text.split(" ", 1)[0]
     if word == "NOSCRIPT":
         return NoScript(text)
@@ -277,6 +316,10 @@ def _translate(error: hiredis.ReplyError) -> StoreError:
         why, _, place = text.partition(" ")[2].rpartition(" at row ")
         row, _, field = place.rpartition(" field ")
         return Corrupt(row.encode(), field.encode(), why)
+    if word in _ELSEWHERE:
+        return Elsewhere(f"redis: {text}", text.split(" ")[2] if word == "MOVED" else "")
+    if _NOT_LOCAL in text:
+        return Unavailable(f"redis: {text}")
     return _ERRORS.get(word, Unexpected)(f"redis: {text}")
 
 

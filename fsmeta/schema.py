@@ -7,30 +7,56 @@
                  l            symlink target
                  x<name>      extended attribute, 0x01 then its value
                  p<parent8>   decimal count of names in that directory; only when `a.parent` is 0
+                 h            directory where it counts, 8 bytes; only when `a.parent` is 0
+                 t            1: made without a name (O_TMPFILE), link(2) may give it one
+                 o            in the trash: its whole name, where the one there is cut
     d<ino8>      <name>       DENTRY; a directory without names has no row
-    s<session8>  a            the session is alive (FENCE_FIELD)
+    s<session8>  a            the session is alive (FENCE_FIELD): the edition it must follow
                  w<worker2>   last sequence this worker has committed, 8 bytes
                  h<ino8>      the session holds this orphan open
+                 n            Redis: token of the client, 8 bytes, highest sequence committed, 8
+    E            <session8>   `n` of a session that others ended, or 1: proof for who rejoins
+    A<id4>       e            an ACL, `fsmeta/acl.py`; never changes
+    j<journal8>  p<domain8>   see `schema_journal`
     S            <session8>   msgpack: what `status` shows, and the session's beat
     C            ino slice session   decimal: the next id not handed out yet
+                 lineage      the past of the store that the last ids came from (`history`)
     U            space inodes        decimal: usage of the volume
     F            format       msgpack: the volume's settings
+                 acl          1: there are ACLs, or were
+    l<ino8>, g<session8>      file locks: `schema_locks`
     O            <ino8>       an inode without names, waiting for its last close: unix time, 8 bytes
-    X            <slice8>     slices of one chunk no file refers to any more: DEAD records; the
-                              field is the id of the first
+    X            <slice8>     DEAD records of slices that a chunk has dropped; the first one's id
+    K            <ino8>       the session that builds a clone with this root, 8 bytes; 0: nobody
+                 s<slice8>    the session that fills a segment: `schema_packing`
+    M            <root8>      see `schema_snapshots`
+    T            <ino8>       1: this hour's directory of the trash has been used
+    R            <slice8>     decimal: uses of a slice beyond the first; absent: none
+    P            <slice8>     who was packed into a segment: `schema_packing`
     Z            sync         1; rewritten to force the log to disk (SQLite only)
     G            leader       session of the client that does background work, 8 bytes
                  round        decimal: the deletion round that sessions are asked to confirm
+                 void         decimal: slices below it that no chunk has, gc may delete
+                 collecting   the gc that reads the chunks
+    Y            <slice8>     1; a slice that was given to a further chunk meanwhile
+    Q            <node>s, <node>i     decimal: space and inodes of what counts there (`quota`)
+                 <node>s<, <node>i<   decimal: the limit of the counter
+    q            <node>       1: the node has a limit
 
 Numbers in names and records are big-endian, so they sort. `<ino8>` is 8 raw bytes.
 Invariants (what `check` verifies):
 - a dentry's inode exists and has its type; a directory has exactly one dentry, in `a.parent`;
 - `v.nlink` is the number of names of a file, 2 + subdirectories for a directory, 0 for an orphan;
 - `a.parent` is the only directory that names a file, or 0 and then the `p` fields count names;
+- the root of a clone in K has no name; an hour of the trash with names is in T;
 - an inode is in O exactly when nlink is 0; its chunks stay until no session holds it;
 - `v.used` is the bytes its chunks cover; `U` is the sum over inodes that have names;
-- a slice in X is in no chunk; every chunk's slices fit into the chunk;
-- a chunk begins below the file's size.
+- a chunk's slices fit into it; the chunks that list a slice and its drops in X are one more than R;
+- a chunk begins below the file's size; what is in P is in R;
+- an ACL that an inode names exists, and F says that there are some; symlinks have none, only
+  directories have a default ACL.
+- a session whose row has a fence is in S;
+- the counters in Q are what `check_accounts` sums up.
 """
 
 from __future__ import annotations
@@ -52,13 +78,12 @@ from fsmeta.types import (
     Dentry,
     FileType,
     Ino,
-    SessionId,
     Slice,
     SliceId,
     SliceKind,
 )
 
-METADATA_VERSION: Final = 1
+METADATA_VERSION: Final = 2  # the latest that is known; volume.py says what has which
 
 _new: Final = tuple.__new__  # makes a NamedTuple in half the time of its constructor
 
@@ -73,10 +98,15 @@ pack_u32 = _U32.pack
 ATTR_FIELD: Final = b"a"
 VOLATILE_FIELD: Final = b"v"
 LINK_FIELD: Final = b"l"
+HOME_FIELD: Final = b"h"
+NAMELESS_FIELD: Final = b"t"
+ORIGIN_FIELD: Final = b"o"
 ATTR_FIELDS: Final = (ATTR_FIELD, VOLATILE_FIELD)
 INODE_PREFIX: Final = b"i"
 DIR_PREFIX: Final = b"d"
 SESSION_PREFIX: Final = b"s"
+ACL_PREFIX: Final = b"A"
+ACL_FIELD: Final = b"e"
 
 SESSIONS: Final = b"S"
 COUNTERS: Final = b"C"
@@ -84,16 +114,29 @@ USAGE: Final = b"U"
 FORMAT: Final = b"F"
 ORPHANS: Final = b"O"
 DEAD_SLICES: Final = b"X"
+SHARED_SLICES: Final = b"R"
+TRASH: Final = b"T"
+CLONES: Final = b"K"
 BACKGROUND: Final = b"G"
+SHARED: Final = b"Y"
+ACCOUNTS: Final = b"Q"
+LIMITED: Final = b"q"
+ENDED: Final = b"E"
+SYNCED: Final = b"Z"  # written by the SQLite engine
 
 NEXT_INO: Final = b"ino"
 NEXT_SLICE: Final = b"slice"
 NEXT_SESSION: Final = b"session"
+LINEAGE: Final = b"lineage"
+PROOF_FIELD: Final = b"n"
 SPACE: Final = b"space"
 INODES: Final = b"inodes"
 FORMAT_FIELD: Final = b"format"
+HAS_ACLS: Final = b"acl"
 LEADER: Final = b"leader"
 ROUND: Final = b"round"
+VOID: Final = b"void"
+COLLECTING: Final = b"collecting"
 
 
 def inode_row(ino: int) -> bytes:
@@ -115,6 +158,11 @@ def dir_row(ino: int) -> bytes:
 def session_row(session: int) -> bytes:
     """The row of a session, its fence."""
     return b"s" + pack_u64(session)
+
+
+def acl_row(number: int) -> bytes:
+    """The row of an ACL."""
+    return b"A" + pack_u32(number)
 
 
 def chunk_field(index: int) -> bytes:
@@ -165,10 +213,13 @@ _ATTR: Final = struct.Struct(">BHIIQQ")
 _ATTR_TAIL: Final = struct.Struct(">IIII")
 _VOLATILE: Final = struct.Struct(">BQIQQQQ")  # version, size, nlink, used, atime, mtime, ctime
 assert _ATTR.size == 27
+ATTR_PARENT_AT: Final = 11  # where the parent stands in an `a` record
 assert _ATTR_TAIL.size == 16
 assert _VOLATILE.size == 45
 
 _ATTR_V1: Final = 1
+_MARK: Final = 4  # bits by which the mark is shifted: it is the upper half of the version's byte
+MARKS: Final = 16
 _VOLATILE_V1: Final = 1
 _NLINK_AT: Final = 9
 _MTIME_AT: Final = 29
@@ -178,9 +229,10 @@ _EPOCH: Final = 1 << 63  # times are stored unsigned with this bias, so years be
 
 def pack_attr(attr: Attr) -> bytes:
     """The `a` record of `attr`."""
-    base = _ATTR.pack(_ATTR_V1, attr.mode, attr.uid, attr.gid, attr.parent, attr.btime_ns + _EPOCH)
-    if attr.rdev or attr.flags:
-        return base + _ATTR_TAIL.pack(attr.rdev, attr.flags, 0, 0)
+    head = _ATTR_V1 | attr.mark << _MARK
+    base = _ATTR.pack(head, attr.mode, attr.uid, attr.gid, attr.parent, attr.btime_ns + _EPOCH)
+    if attr.rdev or attr.flags or attr.acl or attr.default_acl:
+        return base + _ATTR_TAIL.pack(attr.rdev, attr.flags, attr.acl, attr.default_acl)
     return base
 
 
@@ -207,6 +259,9 @@ class Stable(NamedTuple):
     flags: int
     parent: Ino
     btime_ns: int
+    acl: int
+    default_acl: int
+    mark: int
 
 
 def unpack_stable(ino: int, a: bytes) -> Stable:
@@ -214,20 +269,21 @@ def unpack_stable(ino: int, a: bytes) -> Stable:
     return _new(Stable, _stable_values(ino, a))
 
 
-def _stable_values(ino: int, a: bytes) -> tuple[int, int, int, int, int, Ino, int]:
+def _stable_values(ino: int, a: bytes) -> tuple[int, int, int, int, int, Ino, int, int, int, int]:
     """The values of `Stable`."""
     try:
-        version, mode, uid, gid, parent, btime = _ATTR.unpack_from(a)
-        rdev = flags = 0
+        head, mode, uid, gid, parent, btime = _ATTR.unpack_from(a)
+        rdev = flags = acl = default_acl = 0
         if len(a) != 27:
-            rdev, flags, _, _ = _ATTR_TAIL.unpack(a[27:])
+            rdev, flags, acl, default_acl = _ATTR_TAIL.unpack(a[27:])
     except struct.error as error:
         raise Corrupt(inode_row(ino), ATTR_FIELD, f"length {len(a)}") from error
-    if version != _ATTR_V1:
-        raise Corrupt(inode_row(ino), ATTR_FIELD, f"version {version}")
+    if head & 0xF != _ATTR_V1:
+        raise Corrupt(inode_row(ino), ATTR_FIELD, f"version {head & 0xF}")
     if mode >> 12 not in FILE_TYPES:
         raise Corrupt(inode_row(ino), ATTR_FIELD, f"mode {mode:o}")
-    return mode, uid, gid, rdev, flags, parent, btime - _EPOCH
+    btime_ns = btime - _EPOCH
+    return mode, uid, gid, rdev, flags, parent, btime_ns, acl, default_acl, head >> _MARK
 
 
 def unpack_inode(ino: Ino, a: bytes, v: bytes) -> Attr:
@@ -241,7 +297,7 @@ def unpack_inode(ino: Ino, a: bytes, v: bytes) -> Attr:
         raise Corrupt(inode_row(ino), VOLATILE_FIELD, f"length {len(v)}") from error
     if version != _VOLATILE_V1:
         raise Corrupt(inode_row(ino), VOLATILE_FIELD, f"version {version}")
-    mode, uid, gid, rdev, flags, parent, btime_ns = _stable_values(ino, a)
+    mode, uid, gid, rdev, flags, parent, btime_ns, acl, default_acl, mark = _stable_values(ino, a)
     return _new(
         Attr,
         (
@@ -259,6 +315,9 @@ def unpack_inode(ino: Ino, a: bytes, v: bytes) -> Attr:
             atime - _EPOCH,
             mtime - _EPOCH,
             ctime - _EPOCH,
+            acl,
+            default_acl,
+            mark,
         ),
     )
 
@@ -275,6 +334,11 @@ def touch_parts(now_ns: int, nlink_delta: int = 0) -> Parts:
     stamp = pack_u64(now_ns + _EPOCH)
     times = (_MTIME_AT, stamp + stamp)
     return (*times, _NLINK_AT, nlink_delta) if nlink_delta else times
+
+
+def nlink_parts(delta: int) -> Parts:
+    """A MERGE into `v` that only moves the link count."""
+    return _NLINK_AT, delta
 
 
 def ctime_parts(now_ns: int) -> Parts:
@@ -311,19 +375,21 @@ def unpack_dentry(row: bytes, name: bytes, value: bytes) -> tuple[FileType, Ino]
     return FILE_TYPES[kind], ino
 
 
-def unpack_dentries(row: bytes, items: Iterable[tuple[bytes, bytes]]) -> list[Dentry]:
+def unpack_dentries(row: bytes, fields: Mapping[bytes, bytes]) -> list[Dentry]:
     """The names among the fields of a directory's row.
 
     Raises: Corrupt.
     """
     try:
+        if not {_DENTRY.size}.issuperset(map(len, fields.values())):
+            raise struct.error
+        records = _DENTRY.iter_unpack(b"".join(fields.values()))
         return [
             _new(Dentry, (name, ino, FILE_TYPES[kind]))
-            for name, value in items
-            for kind, ino in (_DENTRY.unpack(value),)
+            for name, (kind, ino) in zip(fields, records, strict=True)
         ]
     except (struct.error, KeyError):
-        for name, value in items:
+        for name, value in fields.items():
             unpack_dentry(row, name, value)  # raises, and says which
         raise
 
@@ -404,33 +470,6 @@ def unpack_map(row: bytes, field: bytes, value: bytes) -> dict[str, Any]:
     return record
 
 
-class SessionRecord(NamedTuple):
-    """One row of `slicefs status`, and the beat by which others see that it lives."""
-
-    id: SessionId
-    beat: int  # grows with every heartbeat
-    confirmed: int  # the last deletion round this session has agreed to
-    info: dict[str, Any]  # host, pid, mountpoint, version, started
-
-
-def pack_session(record: SessionRecord) -> bytes:
-    """The value of a session in S."""
-    return pack_map({"beat": record.beat, "confirmed": record.confirmed, "info": record.info})
-
-
-def unpack_session(field: bytes, value: bytes) -> SessionRecord:
-    """Raises: Corrupt."""
-    record = unpack_map(SESSIONS, field, value)
-    try:
-        session = SessionId(id_of(field))
-    except ValueError as error:
-        raise Corrupt(SESSIONS, field, str(error)) from error
-    beat, confirmed, info = (record.get(name) for name in ("beat", "confirmed", "info"))
-    if type(beat) is not int or type(confirmed) is not int or not isinstance(info, dict):
-        raise Corrupt(SESSIONS, field, f"not a session: {record!r}")
-    return SessionRecord(session, beat, confirmed, info)
-
-
 def unpack_count(row: bytes, field: bytes, value: bytes | None) -> int:
     """A decimal counter; an absent one is 0.
 
@@ -448,14 +487,13 @@ _COUNT: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
 
 def new_attr(
-    ino: Ino, mode: int, uid: int, gid: int, parent: Ino, now_ns: int, rdev: int = 0
+    ino: Ino, mode: int, uid: int, gid: int, parent: Ino, now_ns: int, rdev: int = 0, mark: int = 0
 ) -> Attr:
     """Attributes of an inode that is born now."""
-    is_dir = stat.S_ISDIR(mode)
-    nlink = 2 if is_dir else 1
-    size = DIR_SIZE if is_dir else 0
+    size, nlink = (DIR_SIZE, 2) if stat.S_ISDIR(mode) else (0, 1)
+    now = now_ns
     return Attr(
-        ino, mode, uid, gid, rdev, 0, parent, now_ns, size, nlink, 0, now_ns, now_ns, now_ns
+        ino, mode, uid, gid, rdev, 0, parent, now, size, nlink, 0, now, now, now, 0, 0, mark
     )
 
 

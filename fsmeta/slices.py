@@ -29,6 +29,8 @@ class Segment(NamedTuple):
 
 def resolve(slices: Sequence[Slice]) -> list[Segment]:
     """The chunk as a reader sees it: contiguous segments from 0 to the furthest slice's end."""
+    if len(slices) == 1 and slices[0].pos == 0 < slices[0].length:
+        return [_segment(slices[0], 0, slices[0].length)]  # as most files are
     end = 0
     for piece in slices:
         if piece.pos < end:

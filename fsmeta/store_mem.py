@@ -7,12 +7,26 @@ Redis: a client that has read a row is told once when another client changes it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from fsmeta.apply import apply_commit
 from fsmeta.errors import Unavailable
+from fsmeta.history import STEADY
 from fsmeta.runtime import Runtime
-from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, RowPage, Store, is_table
+from fsmeta.store import (
+    MERGE,
+    SCAN_PAGE,
+    Applied,
+    Commit,
+    Key,
+    Listener,
+    Page,
+    Record,
+    RowPage,
+    Store,
+    is_table,
+)
 
 
 class MemBackend:
@@ -72,6 +86,7 @@ class MemStore:
     """One client's connection to a `MemBackend`."""
 
     name = "mem"
+    history = STEADY
 
     def __init__(self, backend: MemBackend, tracked: bool = True) -> None:
         self._backend = backend
@@ -94,12 +109,12 @@ class MemStore:
                 if not is_table(row):
                     self._backend.readers.setdefault(row, {})[self] = None
 
-    def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+    def read(self, keys: Sequence[Key], busy: Collection[bytes] = ()) -> list[bytes | None]:
         if not keys:
             return []
         rows = self._backend.rows
         with self._backend.lock:
-            self._enter([row for row, _ in keys])
+            self._enter([row for row, _ in keys if row not in busy])
             return [rows.get(row, {}).get(field) for row, field in keys]
 
     def read_many(
@@ -108,11 +123,17 @@ class MemStore:
         return [self.read([(row, field) for field in fields]) for row in rows]
 
     def read_linked(
-        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+        self,
+        row: bytes,
+        field: bytes,
+        skip: int,
+        prefix: bytes,
+        fields: Sequence[bytes],
+        busy: bool = False,
     ) -> tuple[bytes | None, list[bytes | None]]:
         rows = self._backend.rows
         with self._backend.lock:
-            self._enter([row])
+            self._enter([] if busy else [row])
             value = rows.get(row, {}).get(field)
             if value is None:
                 return None, []
@@ -139,7 +160,7 @@ class MemStore:
             matching = [row for row in self._backend.rows if row.startswith(prefix)]
             return RowPage(*_page_of(matching, cursor, limit))
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> Applied | None:
         backend = self._backend
         with backend.lock:
             self._enter(())
@@ -154,10 +175,23 @@ class MemStore:
             changed = {write[1] for write in commit.writes if not is_table(write[1])}
             told = backend.take_readers(changed, self)
             # what was checked, found empty or written is as well known as what was read
-            self._note_reader([*changed, *commit.empties, *(check[0] for check in commit.checks)])
+            named = {*changed, *commit.empties, *(check[0] for check in commit.checks)}
+            self._note_reader(named.difference(commit.busy))
         for reader, rows in told:
             if reader._listener is not None:
                 reader._listener(rows)
+        if not commit.busy:
+            return None
+        merged = [view.get(*write[1:3]) for write in commit.writes if write[0] == MERGE]
+        known = [record for record in merged if record is not None]
+        return Applied(merged=known) if len(known) == len(merged) else None
+
+    @contextmanager
+    def everything(self) -> Iterator[Iterator[Record]]:
+        with self._backend.lock:
+            self._enter(())
+            rows = {row: dict(fields) for row, fields in self._backend.rows.items()}
+        yield ((row, field, value) for row in rows for field, value in rows[row].items())
 
     def sync(self) -> None:
         """Nothing to do: memory survives nothing."""
@@ -165,8 +199,14 @@ class MemStore:
     def watch(self, listener: Listener) -> None:
         self._listener = listener if self._tracked else None
 
+    def hear(self) -> None:
+        """Listeners are told by whoever changes a row."""
+
     def vouches(self) -> bool:
         return self._listener is not None
+
+    def tidy(self) -> None:
+        """Nothing gathers here."""
 
     def close(self) -> None:
         self._closed = True

@@ -6,15 +6,17 @@ safe against the end of any process at once, and against power loss after `sync`
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from fsmeta.apply import apply_commit
 from fsmeta.errors import ConfigError, StoreError, StoreFull, Unavailable
+from fsmeta.history import STEADY
 from fsmeta.runtime import Runtime
-from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, RowPage, Store
+from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, Record, RowPage, Store
 
 BUSY_TIMEOUT_MS: Final = 5000  # how long one commit waits for another process's
 _APPLICATION_ID: Final = 0x536C6346  # "SlcF", so that file(1) and we know the database
@@ -58,10 +60,12 @@ class SqliteStore:
     """One process's connection to a volume in a SQLite file."""
 
     name = "sqlite"
+    history = STEADY
 
     def __init__(self, path: str, runtime: Runtime, create: bool = False) -> None:
         """Raises: ConfigError where there is no such file (unless `create`) or it is not ours."""
         self._runtime = runtime
+        self._path = path
         self._lock = runtime.lock()
         self._closed = False  # guarded by _lock
         self.round_trips = 0  # guarded by _lock
@@ -84,7 +88,8 @@ class SqliteStore:
             except sqlite3.Error as error:
                 raise _translate(error) from error
 
-    def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+    def read(self, keys: Sequence[Key], busy: Collection[bytes] = ()) -> list[bytes | None]:
+        del busy  # nothing is watched
         if not keys:
             return []
         with self._using() as db:
@@ -100,8 +105,15 @@ class SqliteStore:
             return [[_first(db, (row, field)) for field in fields] for row in rows]
 
     def read_linked(
-        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+        self,
+        row: bytes,
+        field: bytes,
+        skip: int,
+        prefix: bytes,
+        fields: Sequence[bytes],
+        busy: bool = False,
     ) -> tuple[bytes | None, list[bytes | None]]:
+        del busy
         with self._using() as db, _snapshot(db):
             value = _first(db, (row, field))
             if value is None:
@@ -148,6 +160,18 @@ class SqliteStore:
                     db.execute("ROLLBACK")
                 raise
 
+    @contextmanager
+    def everything(self) -> Iterator[Iterator[Record]]:
+        try:
+            db = _open(self._path, create=False)  # a transaction of its own; others go on
+            try:
+                db.execute("BEGIN")
+                yield iter(db.execute("SELECT row, field, value FROM kv"))
+            finally:
+                db.close()
+        except sqlite3.Error as error:
+            raise _translate(error) from error
+
     def sync(self) -> None:
         """Write the log to disk: a commit with synchronous=FULL takes all earlier ones along."""
         self._runtime.will_wait()
@@ -165,8 +189,14 @@ class SqliteStore:
     def watch(self, listener: Listener) -> None:
         """SQLite tells nobody; callers fall back on short timeouts."""
 
+    def hear(self) -> None:
+        """There are no news."""
+
     def vouches(self) -> bool:
         return False
+
+    def tidy(self) -> None:
+        """SQLite does so itself."""
 
     def close(self) -> None:
         with self._lock:
@@ -177,6 +207,8 @@ class SqliteStore:
 
 def _open(path: str, create: bool) -> sqlite3.Connection:
     mode = "rwc" if create else "rw"
+    if create and not os.path.exists(path):  # names and modes are nobody else's to read
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     db = sqlite3.connect(
         f"file:{_quote(path)}?mode={mode}",
         uri=True,

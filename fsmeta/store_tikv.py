@@ -11,16 +11,23 @@ whoever removes the directory deletes that record, so the two meet there.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
-from fsmeta.errors import ConfigError
+from fsmeta.errors import ConfigError, StoreError, Unavailable
+from fsmeta.history import STEADY
 from fsmeta.runtime import Runtime
-from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, RowPage, Store
+from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, Record, RowPage, Store
 from fsmeta.tikv_commit import Committer
-from fsmeta.tikv_keys import KeySpace, folded, is_sum
+from fsmeta.tikv_counters import FIELDS_MAX, folded, load, total
+from fsmeta.tikv_keys import KeySpace, is_counter, is_sum
 from fsmeta.tikv_link import SCAN_MAX, Snapshot, TikvLink
+from fsmeta.tikv_old_values import DUMP_MAX_S, collect
+
+log = logging.getLogger(__name__)
 
 URL_HELP: Final = "write tikv://PD:PORT[,PD:PORT…]/PREFIX"
 _PREFIX: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -53,19 +60,26 @@ class TikvStore:
     """One client's connection to a volume in a TiKV cluster."""
 
     name = "tikv"
+    history = STEADY
 
-    def __init__(self, url: str, runtime: Runtime) -> None:
-        """Raises: ConfigError where the URL is wrong or nothing answers there."""
+    def __init__(self, url: str, runtime: Runtime, collects: bool = False) -> None:
+        """`collects`: whether `tidy` has old values dropped.
+
+        Raises: ConfigError where the URL is wrong or nothing answers there.
+        """
         drivers, prefix = parse_url(url)
         self._space = KeySpace(prefix)
         self._link = TikvLink(drivers, runtime)
+        self._clock = runtime.monotonic
+        self._collects = collects
         self._committer = Committer(self._link, self._space, runtime)
 
     @property
     def round_trips(self) -> int:
         return self._link.round_trips
 
-    def read(self, keys: Sequence[Key]) -> list[bytes | None]:
+    def read(self, keys: Sequence[Key], busy: Collection[bytes] = ()) -> list[bytes | None]:
+        del busy  # nothing is watched
         if not keys:
             return []
         return self._link.read(lambda: self._read(keys))
@@ -75,23 +89,15 @@ class TikvStore:
 
     async def _values(self, snapshot: Snapshot, keys: Sequence[Key]) -> list[bytes | None]:
         """The values of `keys` at one moment."""
-        sums = {row for row, _ in keys if is_sum(row)}
-        places = [self._space.key(row, field) for row, field in keys]
-        wanted = list({p for p, (row, _) in zip(places, keys, strict=True) if row not in sums})
-        found, *rows = await asyncio.gather(
-            self._link.get(snapshot, wanted), *(self._sum(snapshot, row) for row in sums)
+        counters = {key for key in keys if is_counter(*key)}
+        where = {key: self._space.key(*key) for key in keys if key not in counters}
+        found, sums = await asyncio.gather(
+            self._link.get(snapshot, list(where.values())),
+            load(self._link, self._space, snapshot, counters),
         )
-        known = dict(zip(sums, rows, strict=True))
         return [
-            known[row].get(field) if row in sums else found.get(place)
-            for place, (row, field) in zip(places, keys, strict=True)
+            total(key[1], sums[key]) if key in counters else found.get(where[key]) for key in keys
         ]
-
-    async def _sum(self, snapshot: Snapshot, row: bytes) -> dict[bytes, bytes]:
-        """A whole row of counters that lie in parts."""
-        begin, end = self._space.begin(row), self._space.end(row)
-        pairs = await self._link.scan(snapshot, begin, end, SCAN_MAX)
-        return folded({key[len(begin) :]: value for key, value in pairs})
 
     def read_many(
         self, rows: Sequence[bytes], fields: Sequence[bytes]
@@ -101,8 +107,15 @@ class TikvStore:
         return [values[at : at + width] for at in range(0, len(values), width)]
 
     def read_linked(
-        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+        self,
+        row: bytes,
+        field: bytes,
+        skip: int,
+        prefix: bytes,
+        fields: Sequence[bytes],
+        busy: bool = False,
     ) -> tuple[bytes | None, list[bytes | None]]:
+        del busy
         return self._link.read(lambda: self._read_linked(row, field, skip, prefix, fields))
 
     async def _read_linked(
@@ -141,18 +154,21 @@ class TikvStore:
                 at += 1
             if at < len(begins):
                 cursor = max(cursor, begins[at])
-        return [folded(found[row]) if is_sum(row) else found[row] for row in rows]
+        return [_folded(row, found[row]) if is_sum(row) else found[row] for row in rows]
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         return self._link.read(lambda: self._scan(row, cursor, min(limit, SCAN_MAX)))
 
     async def _scan(self, row: bytes, cursor: bytes, limit: int) -> Page:
         snapshot = await self._link.snapshot()
-        if is_sum(row):
-            return Page(list((await self._sum(snapshot, row)).items()), None)
+        if is_sum(row):  # the last counter may go on behind the page
+            limit = max(limit, FIELDS_MAX + 1)
         begin, end = self._space.begin(row), self._space.end(row)
         pairs = await self._link.scan(snapshot, begin + cursor, end, limit)
         items = [(key[len(begin) :], value) for key, value in pairs]
+        if is_sum(row):
+            items = list(_folded(row, dict(items)).items())
+            return Page(items[:-1], items[-1][0]) if len(pairs) == limit else Page(items, None)
         return Page(items, items[-1][0] + b"\0" if len(items) == limit else None)
 
     def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
@@ -179,6 +195,30 @@ class TikvStore:
             row = space.row_of(keys[0])  # the prefix is not here: at its place among longer rows?
             position = space.seek(len(row) + (row > prefix), prefix)
 
+    @contextmanager
+    def everything(self) -> Iterator[Iterator[Record]]:
+        yield folded(self._stored(self._link.read(self._link.snapshot)))
+
+    def _stored(self, snapshot: Snapshot) -> Iterator[Record]:
+        """All of one moment, page by page, with counters in parts."""
+        give_up = self._clock() + DUMP_MAX_S
+        space, cursor = self._space, self._space.space
+        while True:
+            if self._clock() > give_up:
+                raise Unavailable("tikv: values of the moment it began are no longer kept")
+            begin = cursor
+            pairs = self._link.read(
+                lambda begin=begin: self._link.scan(  # type: ignore[misc]
+                    snapshot, begin, space.end_of_all(), SCAN_MAX
+                )
+            )
+            for key, value in pairs:
+                row = space.row_of(key)
+                yield row, key[len(space.begin(row)) :], value
+            if len(pairs) < SCAN_MAX:
+                return
+            cursor = pairs[-1][0] + b"\0"
+
     def commit(self, commit: Commit) -> None:
         self._link.call(self._committer.commit(commit))
 
@@ -188,11 +228,31 @@ class TikvStore:
     def watch(self, listener: Listener) -> None:
         """TiKV tells nobody; callers fall back on short timeouts."""
 
+    def hear(self) -> None:
+        """There are no news."""
+
     def vouches(self) -> bool:
         return False
 
+    def tidy(self) -> None:
+        """Have old values dropped, where that is up to us."""
+        if self._collects:
+            self._link.start(self._tidy)
+
+    async def _tidy(self) -> None:
+        try:
+            await collect(self._link)
+        except StoreError as error:
+            log.info("old values in TiKV are kept for now: %s", error)
+
     def close(self) -> None:
         self._link.close()
+
+
+def _folded(row: bytes, stored: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """What is stored of a row in SUMS, in order, with one field for each counter."""
+    records = ((row, field, stored[field]) for field in sorted(stored))
+    return {field: value for _, field, value in folded(records)}
 
 
 def _conforms(store: TikvStore) -> Store:

@@ -5,20 +5,19 @@
 All keys of a volume begin with its space, so volumes share a cluster. The length keeps each row in
 one piece whatever its name, and rows of one length in order. `docs/FORMAT.md` says the same.
 
-Counters that everybody adds to (`SUMS`) lie in parts: beside `<field>` there are
-`<field> 00 <part>`, decimal like it, and the value is the sum of all. Who adds without a limit
-picks a part, so that two clients seldom want the same key.
+Counters that everybody adds to (in rows of SUMS) lie in parts: behind `<field>` come
+`<field> 00 <part>`, decimal like it, and the value is the sum of all. `tikv_counters` says what
+stands where.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from typing import Final
 
-from fsmeta.store import SUMS
+from fsmeta.store import BESIDE, SUMS
 
-PARTS: Final = 64  # of one counter: with 64 clients at once, two in three adds find theirs free
+PARTS: Final = 64  # of one counter: so many clients, or threads of some, add without meeting
 _LENGTH: Final = struct.Struct(">H")
 _PART: Final = b"\0"
 
@@ -62,30 +61,20 @@ def after(prefix: bytes) -> bytes:
 
 
 def part_of(field: bytes, number: int) -> bytes:
-    """Where part `number` of a counter in SUMS is."""
+    """Where part `number` of a counter is."""
     return field + _PART + bytes([number % PARTS])
 
 
+def counter_of(stored: bytes) -> bytes:
+    """The counter that a field of a row of SUMS is part of, which may be all of it."""
+    return stored[:-2] if stored[-2:-1] == _PART and stored[-1] < PARTS else stored
+
+
 def is_sum(row: bytes) -> bool:
-    """Whether the fields of `row` lie in parts."""
+    """Whether the counters of `row` lie in parts."""
     return row in SUMS
 
 
-def folded(fields: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The fields of a row in SUMS, each with its parts added up.
-
-    What is no number is shown as it is, for the reader to complain about.
-    """
-    values: dict[bytes, bytes] = {}
-    for stored in sorted(fields):  # a counter comes before its parts
-        name, _, part = stored.partition(_PART)
-        value, before = fields[stored], values.get(name)
-        if before is None:
-            values[name] = value
-        elif part and _is_number(before):
-            values[name] = b"%d" % (int(before) + int(value)) if _is_number(value) else value
-    return values
-
-
-def _is_number(value: bytes) -> bool:
-    return value.removeprefix(b"-").isdigit()
+def is_counter(row: bytes, field: bytes) -> bool:
+    """Whether this is a counter in parts, and no limit of one."""
+    return row in SUMS and not field.endswith(BESIDE)

@@ -16,7 +16,7 @@ import asyncio
 import concurrent.futures
 import re
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, Final, TypeAlias, TypeVar
@@ -37,6 +37,7 @@ CONNECT_TIMEOUT_S: Final = 4.0  # as on Redis: a live cluster takes milliseconds
 # one request: the package itself repeats for 2 s what meets another's lock or a region on the move
 REQUEST_TIMEOUT_S: Final = 5.0
 ROLLBACK_TIMEOUT_S: Final = 3.0
+HAND_OVER_TIMEOUT_S: Final = 30.0  # nothing is sent; only a busy machine takes seconds
 LOCKS_EXPIRE_S: Final = 25.0  # those of a client that died: 20 s at most, and finding it out
 CLOSE_TIMEOUT_S: Final = 1.0
 _LEAVE_S: Final = 0.005  # a hundred times what it takes
@@ -66,8 +67,8 @@ class Dead(Unavailable):
     """The package has given up its connection for good: make another."""
 
 
-class AlreadyCommitted(StoreError):
-    """What was to be rolled back has been applied."""
+class NoAnswer(Unavailable):
+    """Not in time; the package may go on with it."""
 
 
 class TooLarge(StoreError):
@@ -82,8 +83,6 @@ _MEANINGS: Final[tuple[tuple[str, type[StoreError]], ...]] = (
     ("TimestampRequest channel is closed", Dead),
     ("disk_full: Some", StoreFull),
     ("raft_entry_too_large: Some", TooLarge),
-    ("Committed {", AlreadyCommitted),  # of TiKV
-    ("already committed", AlreadyCommitted),  # of unistore
 )
 _SHOWN_MAX: Final = 200  # of a text, which may list every region
 _PLACE: Final = re.compile(r"^\[/[^]]*\]: ")  # in the package's own source
@@ -92,7 +91,7 @@ _PLACE: Final = re.compile(r"^\[/[^]]*\]: ")  # in the package's own source
 def translate(error: Exception) -> StoreError:
     """What an exception of the package, or a timeout, means."""
     if isinstance(error, TimeoutError):
-        return Unavailable("tikv: no answer in time")
+        return NoAnswer("tikv: no answer in time")
     text = str(error)
     shown = _PLACE.sub("", text)[:_SHOWN_MAX]
     for fragment, kind in _MEANINGS:
@@ -158,6 +157,12 @@ class TikvLink:
             return future.result()
         except concurrent.futures.CancelledError as error:
             raise Ambiguous("tikv: closed while it waited") from error
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin something that nobody waits for; it ends with the connection at the latest."""
+        with self._lock:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(lambda: self.later(work()))
 
     def close(self) -> None:
         """End all that waits, and the thread; idempotent."""
@@ -269,37 +274,78 @@ class TikvLink:
         keys = await self.ask(lambda: reader.scan_keys(begin, end, limit, True, False))
         return list(keys)
 
-    async def commit(self, transaction: Transaction) -> None:
+    async def drop_before(self, moment: int, timeout_s: float) -> None:
+        """Give up all values of the cluster that were replaced before `moment`."""
+        client = await self._connected()
+        await self.ask(lambda: client.gc(moment), timeout_s=timeout_s)
+
+    async def hand_over(
+        self,
+        transaction: Transaction,
+        values: Mapping[bytes, bytes | None],
+        locks: Sequence[bytes] = (),
+    ) -> None:
+        """What to put, to delete (None) and to lock: the package keeps it until `commit`."""
+        inner = transaction.inner
+
+        def start() -> asyncio.Future[list[None]]:
+            work = [inner.delete(k) if v is None else inner.put(k, v) for k, v in values.items()]
+            if locks:
+                work.append(inner.lock_keys(list(locks)))
+            return asyncio.gather(*work)
+
+        await self.ask(start, trips=0, timeout_s=HAND_OVER_TIMEOUT_S)
+
+    async def commit(
+        self, transaction: Transaction, is_applied: Callable[[], Awaitable[bool]] | None
+    ) -> None:
         """Commit; whatever comes of it, nothing is left half done that we can help.
 
+        `is_applied` reads something that is written by this transaction alone, where there is such
+        a thing. To undo is right only as long as nothing can have asked for the second phase: keys
+        in several regions are undone one by one, also where the first one has been committed.
         Raises: WriteConflict, Unavailable and others when it is certain that nothing was applied,
         Ambiguous when it is not.
         """
         try:
             # writing, a timestamp, committing
             await self.ask(transaction.inner.commit, trips=3)
-        except WriteConflict:
-            self._later(self.abandon(transaction))  # who tries again need not wait for that
+        except (WriteConflict, Locked):  # met in the first phase
+            self.later(self.abandon(transaction))  # who tries again need not wait for that
             raise
         except StoreError as error:
-            if await self._is_undone(transaction, error):
+            if not await self._was_applied(transaction, error, is_applied):
+                await self.abandon(transaction)
                 raise
-        except asyncio.CancelledError:
-            await self.abandon(transaction)
+        except BaseException:
+            transaction.inner = None
             raise
         transaction.inner = None
 
-    async def _is_undone(self, transaction: Transaction, error: StoreError) -> bool:
-        """Roll back after `error`; False where it has been applied. Raises: Ambiguous."""
-        try:
-            await self._roll_back(transaction)
-        except AlreadyCommitted:
-            return False
-        except StoreError as again:
-            raise Ambiguous(f"{error}; and {again}") from error
-        return True
+    async def _was_applied(
+        self,
+        transaction: Transaction,
+        error: StoreError,
+        is_applied: Callable[[], Awaitable[bool]] | None,
+    ) -> bool:
+        """Find out what became of a commit that ended with `error`. Raises: Ambiguous.
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        Whoever reads meets its locks, and then what became of the first key, or nothing: in which
+        case there was no second phase, and all may be undone.
+        """
+        if is_applied is None or isinstance(error, NoAnswer):
+            transaction.inner = None
+            raise Ambiguous(str(error)) from error
+        try:
+            return await is_applied()
+        except BaseException as again:
+            transaction.inner = None  # its locks expire: see Transaction
+            if not isinstance(again, StoreError):
+                raise
+            raise Ambiguous(f"{error}; and {again}") from error
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin something that nobody waits for. Loop thread only."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -7,7 +7,8 @@ answer or raises an `OSError`. Then:
   one request brought them all, or when each row is vouched; otherwise a commit of checks alone
   proves it;
 - a Conflict drops what was believed and runs the verb again;
-- a lost answer sends the same commit again: the store knows it by worker and sequence.
+- a lost answer sends the same commit again: the store knows it by worker and sequence;
+- Outdated has `follow` read the volume's new settings, and runs the verb again.
 
 Threading: `Transactor` may be used from any thread; a `Txn` belongs to one call.
 """
@@ -15,15 +16,18 @@ Threading: `Transactor` may be used from any thread; a `Txn` belongs to one call
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from typing import Final, TypeVar
 
-from fsmeta.cache import Missing, RowCache
+from fsmeta.cache import WATCHED, Memory, Missing, RowCache, Unwatched
 from fsmeta.errors import (
     Ambiguous,
     Conflict,
     LimitExceeded,
     NotEmpty,
+    Outdated,
+    Rewound,
     StoreError,
     StoreFull,
     Unavailable,
@@ -32,14 +36,19 @@ from fsmeta.runtime import Runtime
 from fsmeta.store import (
     ADD,
     APPEND,
+    BESIDE,
     COMMIT_OPS_MAX,
     DELETE,
     DELETE_ROW,
+    EDITION,
     MERGE,
     PUT,
+    SHIFT,
+    Applied,
     Commit,
     Key,
     Parts,
+    Reads,
     Store,
     Write,
 )
@@ -53,21 +62,26 @@ _CONFLICTS_BEFORE_BACKOFF: Final = 3  # a conflict means that somebody else succ
 
 
 class Txn:
-    """One attempt of one verb. Reads don't see the attempt's own writes."""
+    """One attempt of one verb. Reads don't see its own writes; see `together` for many."""
 
     __slots__ = (
-        "_cache", "_store", "_vouched_only", "cached", "empties", "reads", "requests", "writes"
+        "_cache", "_store", "_vouched_only",
+        "cached", "edition", "empties", "fence", "first", "glances", "reads", "requests", "writes",
     )  # fmt: skip
 
-    def __init__(self, store: Store, cache: RowCache, vouched_only: bool) -> None:
+    def __init__(self, store: Reads, cache: Memory, vouched_only: bool, edition: bytes) -> None:
+        self.edition = edition  # from before the verb has looked at the settings
         self._store = store
         self._cache = cache
         self._vouched_only = vouched_only
         self.reads: dict[Key, bytes | None] = {}
+        self.glances: set[Key] | None = None  # of the reads, those that `glance` alone has made
         self.empties: list[bytes] = []
         self.writes: list[Write] = []
         self.requests = 0  # times the store was asked
         self.cached = False  # some read came from what we remember
+        self.fence: bytes | None = None  # the session to commit in, where the verb cares
+        self.first = True  # nothing that this verb supposed has turned out wrong
 
     def is_snapshot(self) -> bool:
         """Whether everything read so far was true at one moment."""
@@ -78,6 +92,8 @@ class Txn:
     def _recall(self, key: Key) -> bytes | Missing | None:
         """What this attempt has read at `key`, or else what the cache knows, which it then uses."""
         if key in self.reads:
+            if self.glances:
+                self.glances.discard(key)
             return self.reads[key]
         value = self._cache.get(key[0], key[1], self._vouched_only)
         if not isinstance(value, Missing):
@@ -93,6 +109,19 @@ class Txn:
             return self.reads[key]
         return value
 
+    def glance(self, row: bytes, field: bytes) -> bytes | None:
+        """`get` of a value whose change means that counters are shifted, or set, to which the verb
+        adds: the store need not watch both.
+        """
+        key = (row, field)
+        if self.glances is None:
+            self.glances = set()
+        if key in self.reads:
+            return self.reads[key]
+        value = self.get(row, field)
+        self.glances.add(key)
+        return value
+
     def get_with(self, key: Key, witness: Key) -> tuple[bytes | None, bytes | None]:
         """The value of `key`, and that of `witness` unless `key` is remembered.
 
@@ -104,13 +133,26 @@ class Txn:
             return self.reads[key], self.reads[witness]
         return value, b"remembered"
 
-    def get_many(self, keys: Sequence[Key], along: Sequence[Key] = ()) -> list[bytes | None]:
+    def get_many(
+        self, keys: Sequence[Key], along: Sequence[Key] = (), vacant: Key | None = None
+    ) -> list[bytes | None]:
         """The values of `keys`; one request for all that are not remembered.
 
-        If there has to be one, it brings `along`, too, for whoever comes next.
+        If there has to be one, it brings `along`, too, for whoever comes next, and what is
+        remembered of the same rows without a promise. There has to be none if only `vacant` is
+        wanted: that is supposed to be absent at first, and the commit proves it.
         """
-        wanted = [key for key in keys if isinstance(self._recall(key), Missing)]
-        if wanted:
+        if self.glances:
+            self.glances.difference_update(keys)
+        unread = [key for key in keys if key not in self.reads]
+        wanted = [key for key in unread if isinstance(self._recall(key), Missing)]
+        if wanted == [vacant] and self.first:
+            self.cached = True
+            self.reads[wanted[0]] = None
+        elif wanted:
+            if len(wanted) < len(unread) and not self._vouched_only:
+                rows = {row for row, _ in wanted if not self._cache.is_vouched(row)}
+                wanted = [key for key in unread if key[0] in rows or key in wanted]
             self._fetch([*wanted, *along])
         return [self.reads[key] for key in keys]
 
@@ -126,14 +168,15 @@ class Txn:
             keys = [*believed, *keys]
             self.cached = False
         mark = self._cache.mark()
+        busy = self._cache.busy.among(keys)
         self.requests += 1
         rows: dict[bytes, dict[bytes, bytes | None]] = {}
-        for key, value in zip(keys, self._store.read(keys), strict=True):
+        for key, value in zip(keys, self._store.read(keys, busy), strict=True):
             self.reads[key] = value
             rows.setdefault(key[0], {})[key[1]] = value
         vouched = self._store.vouches()
         for row, fields in rows.items():
-            self._cache.fill(mark, row, fields, vouched)
+            self._cache.fill(mark, row, fields, vouched and row not in busy)
         if any(self.reads[key] != value for key, value in believed.items()):
             raise Conflict("what was remembered has changed")
 
@@ -148,10 +191,11 @@ class Txn:
             linked = prefix + value[skip:]
             return value, self.get_many([(linked, name) for name in fields])
         mark = self._cache.mark()
+        busy = self._cache.busy.has(row)
         self.requests += 1
-        value, found = self._store.read_linked(row, field, skip, prefix, fields)
+        value, found = self._store.read_linked(row, field, skip, prefix, fields, busy)
         self.reads[(row, field)] = value
-        self._cache.fill(mark, row, {field: value}, self._store.vouches())
+        self._cache.fill(mark, row, {field: value}, self._store.vouches() and not busy)
         if value is not None:
             linked = prefix + value[skip:]
             known = dict(zip(fields, found, strict=True))
@@ -171,7 +215,30 @@ class Txn:
 
     def expect(self, row: bytes, field: bytes, value: bytes | None) -> None:
         """Let the commit check a value that `get_row` brought."""
+        if self.glances:
+            self.glances.discard((row, field))
         self.reads[(row, field)] = value
+
+    def knows(self, row: bytes, field: bytes) -> bool:
+        """Whether this can be read without asking the store."""
+        return not isinstance(self._recall((row, field)), Missing)
+
+    def suppose(self, row: bytes, field: bytes, value: bytes | None) -> None:
+        """Take `value` for what is there, unless that is remembered; the commit proves it."""
+        if isinstance(self._recall((row, field)), Missing):
+            self.cached = True
+            self.reads[(row, field)] = value
+
+    def overlook(self, row: bytes, field: bytes) -> None:
+        """Let the commit not check what was read there: the verb would do the same otherwise."""
+        self.reads.pop((row, field), None)
+
+    def expect_same(self, row: bytes, field: bytes, value: bytes | None) -> None:
+        """`expect` of what has been read before. Raises: Conflict where it was another value."""
+        if self.glances:
+            self.glances.discard((row, field))
+        if self.reads.setdefault((row, field), value) != value:
+            raise Conflict("it changed between two reads")
 
     def put(self, row: bytes, field: bytes, value: bytes) -> None:
         self.writes.append((PUT, row, field, value))
@@ -186,6 +253,15 @@ class Txn:
         """Move a decimal counter; past `limit` the commit fails with the errno named `tag`."""
         if delta:
             self.writes.append((ADD, row, field, b"%d" % delta, b"%d" % limit, tag, b"%d" % -delta))
+
+    def charge(self, row: bytes, field: bytes, delta: int) -> None:
+        """`add` within the limit that stands beside the counter, if any; past it it is EDQUOT."""
+        self.writes.append((ADD, row, field, b"%d" % delta, BESIDE, "EDQUOT", b"%d" % -delta))
+
+    def shift(self, row: bytes, field: bytes, source: bytes, add: bool) -> None:
+        """Add what the counter `source` holds, as `charge` does; or take it away."""
+        sign = b"+" if add else b"-"
+        self.writes.append((SHIFT, row, field, source, sign, BESIDE, "EDQUOT"))
 
     def append(self, row: bytes, field: bytes, suffix: bytes) -> None:
         """Add `suffix` to a value, which may be absent."""
@@ -205,7 +281,6 @@ class _Worker:
 
     def __init__(self, number: int) -> None:
         self.field = b"w" + number.to_bytes(2, "big")
-        self.sequence = 0
 
 
 class Counters:
@@ -222,34 +297,50 @@ class Transactor:
     """Runs verbs against one store in the name of one session."""
 
     def __init__(
-        self, store: Store, runtime: Runtime, cache: RowCache, deadline_s: float = DEADLINE_S
+        self,
+        store: Store,
+        runtime: Runtime,
+        cache: RowCache,
+        deadline_s: float = DEADLINE_S,
+        first_worker: int = 0,
+        beside: Transactor | None = None,
     ) -> None:
+        """One that works `beside` another for one session has workers of other numbers."""
         self.store = store
         self.cache = cache
         self.counters = Counters()
         self.fence: bytes | None = None  # row of our session, once there is one
+        self.edition = EDITION  # of the settings that verbs follow
+        self.follow: Callable[[], None] | None = None  # learn new settings; sets `edition`
+        self.rewound = ""  # why nothing is written any more, once that is so
+        self.on_rewound: Callable[[Rewound], object] = bool  # told once, by whoever finds out
+        # told of rows that are vouched for no more because of a commit of ours
+        self.on_ended: Callable[[Sequence[bytes]], object] = bool
         self._runtime = runtime
         self._deadline_s = deadline_s
         self._idle: list[_Worker] = []  # list.append and pop are atomic
-        self._workers = 0  # guarded by _lock
+        self._workers = first_worker  # guarded by _lock
+        # of all workers, and of those beside; `next` is atomic
+        self._sequences: Iterator[int] = beside._sequences if beside else count(1)
         self._lock = runtime.lock()
 
-    def run(self, verb: Callable[[Txn], T]) -> T:
-        """Run a verb that may write.
+    def run(self, verb: Callable[[Txn], T], call: object = None) -> T:
+        """Run a verb that may write; `call` goes with its commit.
 
         Raises: OSError from the verb; StoreError when the store stays away past the deadline.
         """
-        return self._run(verb, vouched_only=False)
+        return self._run(verb, vouched_only=False, call=call)
 
     def view(self, verb: Callable[[Txn], T]) -> T:
         """Run a verb that only reads; answered from memory only where the store vouches."""
         return self._run(verb, vouched_only=True)
 
-    def _run(self, verb: Callable[[Txn], T], vouched_only: bool) -> T:
+    def _run(self, verb: Callable[[Txn], T], vouched_only: bool, call: object = None) -> T:
         give_up = 0.0
         attempt = 0
         while True:
-            txn = Txn(self.store, self.cache, vouched_only)
+            txn = Txn(self.store, self.cache, vouched_only, self.edition)
+            txn.first = attempt == 0
             try:
                 try:
                     result = verb(txn)
@@ -264,10 +355,15 @@ class Transactor:
                         self._commit(txn)
                     raise
                 if txn.writes or not txn.is_snapshot():
-                    self._commit(txn)
+                    self._commit(txn, call)
                 return result
             except Conflict:
                 pause = self._note_conflict(txn, attempt)
+            except Outdated:
+                if self.follow is None:
+                    raise
+                self.follow()
+                pause = self._backoff(attempt) if attempt else 0.0
             except Unavailable:
                 self.counters.unavailable += 1
                 pause = self._backoff(attempt)
@@ -289,15 +385,30 @@ class Transactor:
         longest = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * float(1 << min(attempt, 10)))
         return longest * (0.5 + self._runtime.random() / 2)
 
-    def _commit(self, txn: Txn) -> None:
+    def _commit(self, txn: Txn, call: object = None) -> None:
         checks = [(row, field, value) for (row, field), value in txn.reads.items()]
         assert len(checks) + len(txn.writes) <= COMMIT_OPS_MAX, "the verb must work in steps"
+        if self.rewound and txn.writes:
+            raise Rewound(self.rewound)
         mark = self.cache.mark()
         worker = self._idle.pop() if self._idle else self._new_worker()
-        worker.sequence += 1
-        commit = Commit(self.fence, worker.field, worker.sequence, checks, txn.empties, txn.writes)
+        number, fence = next(self._sequences), txn.fence or self.fence
+        begun = self.cache.busy.now()
+        busy = self.cache.busy.among(txn.reads) if txn.writes else ()
+        commit = Commit(
+            fence,
+            worker.field,
+            number,
+            checks,
+            txn.empties,
+            txn.writes,
+            txn.edition,
+            txn.glances or (),
+            call,
+            busy,
+        )
         try:
-            self._send(commit)
+            applied = self._send(commit)
         except LimitExceeded as error:
             self._idle.append(worker)
             self.cache.drop({row for row, _ in txn.reads})
@@ -312,22 +423,43 @@ class Transactor:
         except StoreFull as error:
             self._idle.append(worker)
             raise OSError(errno.ENOSPC, "the metadata store is full") from error
-        except StoreError:
+        except Rewound as error:
+            self._idle.append(worker)
+            self.stop_writing(error)
+            raise
+        except (StoreError, OSError):  # OSError: a store that holds changes back sent nothing
             self._idle.append(worker)
             raise
         self._idle.append(worker)
         self.counters.commits += 1
-        self.cache.settle(mark, txn.empties, txn.writes, self.store.vouches())
+        vouched = self.store.vouches()
+        unwatched = WATCHED
+        if applied is not None:
+            vouched = vouched and not applied.held
+        if busy:
+            unwatched = Unwatched(busy, begun, () if applied is None else applied.merged)
+        ended = self.cache.settle(mark, txn.empties, txn.writes, vouched, checks, unwatched)
+        if ended:
+            self.on_ended(ended)
 
-    def _send(self, commit: Commit) -> None:
+    def stop_writing(self, error: Rewound) -> None:
+        """The store has gone back: what we know and what it has must not be mixed."""
+        with self._lock:
+            first = not self.rewound
+            self.rewound = str(error)
+            self.fence = None  # reads still have to be proven
+        if first:
+            self.cache.forget()
+            self.on_rewound(Rewound(self.rewound))  # one without a traceback, which may be kept
+
+    def _send(self, commit: Commit) -> Applied | None:
         """Commit; once an answer was lost, repeat until the store says what became of it."""
         doubtful = False
         give_up = 0.0
         attempt = 0
         while True:
             try:
-                self.store.commit(commit)
-                return
+                return self.store.commit(commit)
             except Ambiguous:
                 self.counters.repeats += 1
                 doubtful = True
@@ -348,7 +480,7 @@ class Transactor:
             return _Worker(self._workers)
 
     def drop(self, rows: Iterable[bytes] | None) -> None:
-        """The store says that others changed `rows`; None: that anything may have changed."""
+        """Believe nothing of `rows` any more; None: of anything."""
         if rows is None:
             self.cache.forget()
         else:

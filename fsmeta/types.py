@@ -25,6 +25,15 @@ XATTR_NAME_MAX = 255  # linux/limits.h
 XATTR_SIZE_MAX = 65536  # bytes of one value; linux/limits.h
 LINK_MAX = 65000  # what ext4 allows; statfs(2) users expect a bound
 
+FLAG_IMMUTABLE = 0x10  # chattr +i; FS_*_FL of linux/fs.h
+FLAG_APPEND = 0x20  # +a
+FLAG_NODUMP = 0x40  # +d
+FLAG_NOATIME = 0x80  # +A; reading never moves atime
+FLAGS_FIXED = FLAG_IMMUTABLE | FLAG_APPEND  # what only root changes
+FLAGS_INHERITED = FLAG_NODUMP | FLAG_NOATIME
+FLAGS = FLAGS_FIXED | FLAGS_INHERITED  # those of tmpfs
+SNAPSHOTS_SHIFT = 16  # a directory's flags count its snapshots from this bit on; never shown
+
 CHUNK_BYTES = 64 << 20  # of a file; the unit in which slices are listed
 FILE_SIZE_MAX = CHUNK_BYTES << 32  # 256 PiB: a file's chunks are numbered in 32 bits
 BLOCK_BYTES_MAX = 4 << 20  # of a slice; the unit of one object
@@ -69,6 +78,9 @@ class Attr(NamedTuple):
     atime_ns: int
     mtime_ns: int
     ctime_ns: int
+    acl: int = 0  # id of the access ACL; 0: the mode says it all
+    default_acl: int = 0  # id of what a directory passes on
+    mark: int = 0  # the epoch of quotas in which it was counted; 0: in none
 
     @property
     def type(self) -> FileType:
@@ -136,7 +148,7 @@ class SliceKind(IntEnum):
 
     HOLE = 0  # reads as zeros; what truncate(2) leaves behind
     BLOCKS = 1  # a slice of its own: objects of one block each
-    SEGMENT = 2  # reserved: a range of an object that many slices share
+    SEGMENT = 2  # a part of a block in which small files of many inodes lie
 
 
 class Slice(NamedTuple):
@@ -153,6 +165,12 @@ class Slice(NamedTuple):
     def end(self) -> int:
         """Where the range ends in the chunk."""
         return self.pos + self.length
+
+
+# In place of a chunk's index: the slice goes to the end of the file, wherever the commit finds it.
+# The second one says that it may be there already, because the answer to a commit was lost.
+AT_END: Final = -1
+AT_END_AGAIN: Final = -2
 
 
 class Usage(NamedTuple):

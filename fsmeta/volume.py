@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from fsmeta import schema
@@ -15,6 +16,19 @@ from fsmeta.types import BLOCK_BYTES_MAX, ROOT_INO, Usage
 BLOCK_BYTES_MIN: Final = 64 << 10
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")  # also a bucket name in S3
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
+FIRST_VERSION: Final = 1
+ENCRYPTED_VERSION: Final = 2  # a client that knows only 1 would write what is not encrypted
+_SHOWN_OF_ENCRYPTION: Final = ("cipher", "wrap", "holder")
+assert ENCRYPTED_VERSION <= schema.METADATA_VERSION
+
+
+# how far accounting has come: no inode is charged; those with a mark are; and those that are made
+# get one; and every inode has one, so limits can be set
+OFF: Final = ""
+ARMED: Final = "armed"
+COUNTING: Final = "counting"
+ON: Final = "on"
+_ACCOUNTING: Final = (OFF, ARMED, COUNTING, ON)
 
 
 class VolumeFormat(NamedTuple):
@@ -28,11 +42,44 @@ class VolumeFormat(NamedTuple):
     compression: str
     capacity: int  # bytes; 0: no limit
     inodes: int  # 0: no limit
-    version: int = schema.METADATA_VERSION
+    version: int = FIRST_VERSION
     shards: int = 0  # buckets that share the objects; 0: there is one
     hash_prefix: bool = False  # keys begin with a hash
     options: dict[str, str] | None = None  # of the object store
+    encryption: dict[str, str] | None = None  # the wrapped key of the data, see fsdata/key_wrap
+    changes: int = 0  # of these settings since the volume was made
+    epoch: int = 0  # of accounting, the last that was begun; see docs/design/0010-quotas.md
+    accounting: str = OFF
+    trash_days: int = 0  # how long what is deleted can be restored; 0: not at all
     unknown: dict[str, Any] | None = None
+
+    def with_encryption(self, record: dict[str, str]) -> VolumeFormat:
+        """These settings with the data's key wrapped as `record` says."""
+        version = max(self.version, ENCRYPTED_VERSION)
+        return self._replace(encryption=record, version=version)
+
+    def shown(self) -> dict[str, Any]:
+        """What users may see: nothing that helps to guess a passphrase."""
+        out = {name: value for name, value in self._asdict().items() if name != "unknown"}
+        if self.encryption is not None:
+            record = self.encryption
+            out["encryption"] = {n: record[n] for n in _SHOWN_OF_ENCRYPTION if n in record}
+        return out
+
+    @property
+    def edition(self) -> bytes:
+        """What sessions that follow these settings have in their fence."""
+        return b"%d" % (self.changes + 1)
+
+    @property
+    def charged(self) -> int:
+        """The mark of inodes that are charged to quotas; 0 where none is."""
+        return 0 if self.accounting == OFF else self.epoch
+
+    @property
+    def born(self) -> int:
+        """The mark of inodes that are made now."""
+        return self.epoch if self.accounting in (COUNTING, ON) else 0
 
     @property
     def limits(self) -> Usage:
@@ -53,9 +100,24 @@ _TYPES: Final[dict[str, type]] = {
     "shards": int,
     "hash_prefix": bool,
     "options": dict,
+    "encryption": dict,
+    "changes": int,
+    "epoch": int,
+    "accounting": str,
+    "trash_days": int,
 }
 # fields that are left out of the record where they say nothing
-_OPTIONAL: Final[dict[str, Any]] = {"shards": 0, "hash_prefix": False, "options": None}
+_OPTIONAL: Final[dict[str, Any]] = {
+    "shards": 0,
+    "hash_prefix": False,
+    "options": None,
+    "encryption": None,
+    "changes": 0,
+    "epoch": 0,
+    "accounting": OFF,
+    "trash_days": 0,
+}
+TRASH_DAYS_MAX: Final = 3650  # ten years of hours are listed by one look
 SHARDS_MAX: Final = 256  # each is a bucket, and a listing begins in all of them
 assert {*_TYPES, "unknown"} == {*VolumeFormat._fields}
 
@@ -71,6 +133,7 @@ def new_format(
     shards: int = 0,
     hash_prefix: bool = False,
     options: dict[str, str] | None = None,
+    trash_days: int = 0,
 ) -> VolumeFormat:
     """Validated settings of a new volume. Raises: ConfigError."""
     if not _NAME.fullmatch(name):
@@ -83,6 +146,8 @@ def new_format(
         raise ConfigError(f"--compress {compression}: use one of {', '.join(COMPRESSIONS)}")
     if capacity < 0 or inodes < 0:
         raise ConfigError("--capacity and --inodes can't be negative; 0 means no limit")
+    if not 0 <= trash_days <= TRASH_DAYS_MAX:
+        raise ConfigError(f"--trash-days: from 0 (no trash) to {TRASH_DAYS_MAX}")
     if shards != 0 and not 2 <= shards <= SHARDS_MAX:
         raise ConfigError(f"--shards: from 2 to {SHARDS_MAX} buckets, or 0 for one")
     return VolumeFormat(
@@ -97,6 +162,7 @@ def new_format(
         shards=shards,
         hash_prefix=hash_prefix,
         options=options or None,
+        trash_days=trash_days,
     )
 
 
@@ -128,6 +194,8 @@ def unpack_format(value: bytes) -> VolumeFormat:
         known[name] = record.pop(name, None)
         if type(known[name]) is not kind or not _is_texts(known[name]):
             raise Corrupt(schema.FORMAT, schema.FORMAT_FIELD, f"{name} is {known[name]!r}")
+    if known.get("accounting", OFF) not in _ACCOUNTING:
+        raise Corrupt(schema.FORMAT, schema.FORMAT_FIELD, f"accounting is {known['accounting']!r}")
     return VolumeFormat(**known, unknown=record or None)
 
 
@@ -140,14 +208,20 @@ def _is_texts(value: object) -> bool:
 
 def require_none(txn: Txn) -> None:
     """Raises: ConfigError where there is a volume already."""
-    value = txn.get(schema.FORMAT, schema.FORMAT_FIELD)
+    require_absent(txn.get(schema.FORMAT, schema.FORMAT_FIELD))
+
+
+def require_absent(value: bytes | None) -> None:
+    """Raises: ConfigError where `value`, the settings in a store, says that it has a volume."""
     if value is not None:
         name = unpack_format(value).name
         raise ConfigError(f"there is a volume {name!r} already: choose another database")
 
 
-def create_volume(txn: Txn, settings: VolumeFormat, owner: tuple[int, int], now_ns: int) -> None:
-    """Write the settings and the root directory into an empty store.
+def create_volume(
+    txn: Txn, settings: VolumeFormat, owner: tuple[int, int], now_ns: int, lineage: bytes = b""
+) -> None:
+    """Write the settings and the root directory into an empty store, whose past is `lineage`.
 
     Raises: ConfigError where there is a volume already.
     """
@@ -157,12 +231,25 @@ def create_volume(txn: Txn, settings: VolumeFormat, owner: tuple[int, int], now_
     put_attr(txn, schema.new_attr(ROOT_INO, 0o40755, uid, gid, ROOT_INO, now_ns))
     txn.put(schema.COUNTERS, schema.NEXT_INO, b"%d" % (ROOT_INO + 1))
     txn.put(schema.COUNTERS, schema.NEXT_SLICE, b"1")
+    if lineage:
+        txn.put(schema.COUNTERS, schema.LINEAGE, lineage)
     txn.add(schema.USAGE, schema.INODES, 1)
+
+
+def change_format(txn: Txn, change: Callable[[VolumeFormat], VolumeFormat]) -> VolumeFormat:
+    """Replace the settings by what `change` makes of them. Raises: NoVolume."""
+    after = change(load_format(txn))
+    txn.put(schema.FORMAT, schema.FORMAT_FIELD, pack_format(after))
+    return after
 
 
 def load_format(txn: Txn) -> VolumeFormat:
     """Raises: NoVolume."""
-    value = txn.get(schema.FORMAT, schema.FORMAT_FIELD)
+    return require(txn.get(schema.FORMAT, schema.FORMAT_FIELD))
+
+
+def require(value: bytes | None) -> VolumeFormat:
+    """The settings in a store. Raises: NoVolume."""
     if value is None:
         raise NoVolume
     return unpack_format(value)

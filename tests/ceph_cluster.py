@@ -6,6 +6,9 @@ manager. The keys are made here and given to the monitor when it is made, becaus
 
 `memstore` starts in a second and forgets when its OSD ends; `bluestore` (a sparse file) keeps what
 it has acknowledged, and is for the tests that kill it.
+
+`python -m tests.ceph_cluster DIRECTORY POOL BUCKET…` runs one until its standard input ends, for
+the benchmark and for trying things out; it prints where S3 is.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -90,7 +94,7 @@ osd_op_num_threads_per_shard = 1
 # a radosgw that was killed leaves watches that its successor waits for
 osd_client_watch_timeout = 3
 osd_default_notify_timeout = 3
-memstore_device_bytes = 4G
+memstore_device_bytes = 16G
 bluestore_block_size = 4G
 bluestore_block_db_create = false
 bluestore_block_wal_create = false
@@ -264,6 +268,20 @@ class CephCluster:
         self.command(prefix="osd pool application enable", pool=name, app="slicefs")
         self._admin.wait_for_latest_osdmap()
 
+    def make_bucket(self, name: str) -> None:
+        """A bucket of the user `test`."""
+        with closing(self._client("s3")) as client:
+            client.create_bucket(Bucket=name)
+
+    def _client(self, service: str) -> Any:
+        return boto3.client(
+            service,
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        )
+
     def add_user(self, name: str, access_key: str, secret_key: str) -> None:
         """An S3 user, or one more key of one that exists."""
         known = self._radosgw_admin("user", "list")
@@ -292,16 +310,9 @@ class CephCluster:
                 *("role-policy", "put", "--role-name", "tests-role", "--policy-name", "all"),
                 *("--policy-doc", _policy("s3:*", Resource="arn:aws:s3:::*")),
             )
-        client = boto3.client(
-            "sts",
-            endpoint_url=self.endpoint,
-            region_name="us-east-1",
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-        )
         arn = "arn:aws:iam:::role/tests-role"
-        answer = client.assume_role(RoleArn=arn, RoleSessionName="tests", DurationSeconds=900)
-        client.close()
+        with closing(self._client("sts")) as client:
+            answer = client.assume_role(RoleArn=arn, RoleSessionName="tests", DurationSeconds=900)
         keys = answer["Credentials"]
         return {each: keys[each] for each in ("AccessKeyId", "SecretAccessKey", "SessionToken")}
 
@@ -401,3 +412,18 @@ def _policy(action: str, **more: object) -> str:
 def _key() -> str:
     """A cephx key: type AES, no creation time, sixteen random bytes."""
     return base64.b64encode(struct.pack("<HIIH", 1, 0, 0, 16) + os.urandom(16)).decode()
+
+
+def main(words: list[str]) -> None:
+    """Run a cluster with a pool and buckets until standard input ends."""
+    directory, pool, *buckets = words
+    with CephCluster(Path(directory)) as cluster:
+        cluster.make_pool(pool)
+        for bucket in buckets:
+            cluster.make_bucket(bucket)
+        print(cluster.endpoint, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

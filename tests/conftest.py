@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,23 +16,66 @@ from fsmeta.check import check
 from fsmeta.store import Store
 from tests.ceph_cluster import CephCluster, short_directory
 from tests.redis_server import RedisServer
+from tests.redis_sets import Cluster
 from tests.tikv_server import TikvServer, failure, is_built, why_not
 
 # How long an example takes says nothing on a machine that has other work to do.
 settings.register_profile("slicefs", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slicefs")
 
+# Files of tests that take longest, those that calculate and those that wait in turn. Each goes to
+# one process, so what comes last may leave it alone at work; `-n` keeps this order (Makefile).
+LONG_FILES: Final = (
+    "sim/test_writeback.py",
+    "demo/test_demo.py",
+    "faults/test_writeback.py",
+    "sim/test_client.py",
+    "faults/test_kill.py",
+    "cli/test_gc.py",
+    "posix/test_corners.py",
+    "posix/test_data.py",
+    "cli/test_encryption.py",
+    "posix/test_model.py",
+    "faults/test_redis_away.py",
+    "posix/test_listing.py",
+    "cli/test_scrub.py",
+    "faults/test_quota.py",
+    "sim/test_packing.py",
+    "posix/test_kernel.py",
+    "faults/test_stores_away.py",
+    "cli/test_tikv.py",
+    "sim/test_quota.py",
+    "faults/test_cache.py",
+    "sim/test_collect.py",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the tests that take minutes too")
+    parser.addoption("--redis-server", metavar="FILE", help="the redis-server to test with")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    RedisServer.program = config.getoption("--redis-server") or RedisServer.program
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes; else tests share set-ups
+        _longest_first(items)
     if config.getoption("--soak"):
         return
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --soak"))
+
+
+def _longest_first(items: list[pytest.Item]) -> None:
+    """Sort files by `LONG_FILES`, and then by how many tests they have; tests in a file stay."""
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(LONG_FILES)}
+    counts = Counter(item.path for item in items)
+    last = len(places)
+    items.sort(key=lambda item: (places.get(item.path, last), -counts[item.path], item.path))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -90,6 +135,15 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 
 @pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes, which tests share and leave as they are."""
+    if not RedisServer.is_installed():
+        pytest.skip("needs redis-server")
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def tikv_cluster() -> Iterator[TikvServer]:
     """A TiKV for all tests; see `tikv_server`."""
     reason = why_not()
@@ -120,4 +174,12 @@ def ceph() -> Iterator[CephCluster]:
         pytest.skip(f"needs {missing}")
     with short_directory() as directory, CephCluster(directory) as cluster:
         cluster.make_pool("data")
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def token_ceph(ceph: CephCluster) -> Iterator[CephCluster]:
+    """A Ceph that knows session tokens."""
+    del ceph  # what it needs is installed
+    with short_directory() as directory, CephCluster(directory, tokens=True) as cluster:
         yield cluster

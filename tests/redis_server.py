@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import shutil
 import socket
 import subprocess
@@ -18,11 +19,15 @@ STOP_S = 10.0
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A loopback port that nobody has; nor is it one the kernel gives to those who connect.
+
+    So a server that is stopped finds it free when it starts again; 10000 more is such a port, too.
+    """
+    while True:
+        port = random.SystemRandom().randrange(12000, 22000)  # no test's seed
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 class RedisServer:
@@ -32,6 +37,7 @@ class RedisServer:
     """
 
     DATABASES = 1024
+    program = "redis-server"  # `--redis-server` of pytest names another
 
     def __init__(self, directory: Path, *options: str, port: int | None = None) -> None:
         self.directory = directory
@@ -43,7 +49,7 @@ class RedisServer:
 
     @staticmethod
     def is_installed() -> bool:
-        return shutil.which("redis-server") is not None
+        return shutil.which(RedisServer.program) is not None
 
     def url(self, database: int = 0) -> str:
         return f"redis://127.0.0.1:{self.port}/{database}"
@@ -57,12 +63,9 @@ class RedisServer:
     def start(self) -> None:
         """Returns when it answers."""
         assert self._process is None
-        fixed = ["--dir", str(self.directory), "--unixsocket", str(self.socket)]
-        fixed += ["--bind", "127.0.0.1", "--port", str(self.port), "--save", ""]
-        fixed += ["--databases", str(self.DATABASES)]
         with (self.directory / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["redis-server", *fixed, *self._options],
+                self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -74,6 +77,12 @@ class RedisServer:
             assert code is None, f"redis-server ended with {code}:\n{log_text}"
             assert time.monotonic() < deadline, f"redis-server does not answer:\n{log_text}"
             time.sleep(0.005)
+
+    def _command(self) -> list[str]:
+        fixed = ["--dir", str(self.directory), "--unixsocket", str(self.socket)]
+        fixed += ["--bind", "127.0.0.1", "--port", str(self.port), "--save", ""]
+        fixed += ["--databases", str(self.DATABASES)]
+        return [self.program, *fixed, *self._options]
 
     def _answers(self) -> bool:
         try:

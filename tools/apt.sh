@@ -33,12 +33,12 @@ fi
 install() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get -o DPkg::Lock::Timeout=300 install -y -q --no-install-recommends \
-    "${missing[@]}" </dev/null
+    "${missing[@]}" </dev/null >/dev/null
 }
 
-echo "installing: ${missing[*]}"
+echo "installing ${missing[*]}; it may take some minutes"
 # Lists that are absent or old name versions the mirror no longer has: update, and once more.
-install || { "${as_root[@]}" apt-get update -q </dev/null && install; } || {
+install || { "${as_root[@]}" apt-get update -q </dev/null >/dev/null && install; } || {
   echo "could not install; as root run: apt-get install ${missing[*]}" >&2
   exit 1
 }

@@ -16,16 +16,38 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tools.benchlib import machine, redis, results
+from tools.benchlib import caches, ceph, delay, machine, redis, results, s3
+from tools.benchlib.checkpoint import checkpoint, markers, writing_back
 from tools.benchlib.profile import SUFFIXES, Profiler
-from tools.benchlib.systems import JUICEFS, SLICEFS, System, adjusted
-from tools.benchlib.volume import Volume, mounted
+from tools.benchlib.s3 import S3
+from tools.benchlib.scale import crowd, sizes
+from tools.benchlib.small import smallfiles
+from tools.benchlib.systems import JUICEFS, RCLONE, SLICEFS, System, adjusted
+from tools.benchlib.volume import Volume, bucket_of, mounted
 from tools.benchlib.workloads import WORKLOADS, Options
 
 ALL = ("meta", "bigfile", "smallfiles")
+CHOICES = {
+    **WORKLOADS,
+    "smallfiles": smallfiles,
+    "crowd": crowd,
+    "sizes": sizes,
+    "cache": caches.cache,
+    "records": caches.records,
+    "lmdb": caches.lmdb,
+    "checkpoint": checkpoint,
+    "markers": markers,
+}
+GROUPS = {"all": ALL, "scale": ("crowd", "sizes")}
+STORES = ("file", "s3", "radosgw", "rados")
+BEHIND_PROXY = ("s3", "radosgw")
+WRITING_BACK = ("checkpoint", "markers")
+CACHED = ("cache", "records", "lmdb")  # with a disk cache, wherever data goes
+ON_DISK = (*WRITING_BACK, "cache")  # what they cost is the disk's time
 MEMORY_STORE = Path("/dev/shm")  # so that a noisy disk is not what is measured
 DISK_STORE = Path("/tmp")
 BIGFILE_COPIES = 5  # two files in the store, as much in the cache, and some to spare
@@ -34,9 +56,22 @@ BIGFILE_COPIES = 5  # two files in the store, as much in the cache, and some to 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
-    made.add_argument("workload", choices=[*WORKLOADS, "all"], help="all: " + ", ".join(ALL))
-    made.add_argument("--peer", choices=["juicefs", "none"], default="juicefs")
+    made.add_argument("workload", choices=[*CHOICES, *GROUPS], help=_groups())
+    made.add_argument("--peer", choices=["juicefs", "rclone", "both", "none"], default="juicefs")
     made.add_argument("--only", choices=["slicefs", "juicefs"], help="run one system alone")
+    made.add_argument("--store", choices=STORES, default="file", help="where data goes")
+    made.add_argument(
+        "--delay-ms", type=float, default=0.0, help="let each request to the S3 store wait so long"
+    )
+    made.add_argument(
+        "--uplink-mib", type=float, default=0.0, help="MiB a second that reach the S3 store"
+    )
+    made.add_argument(
+        "--downlink-mib", type=float, default=0.0, help="MiB a second that come from it"
+    )
+    made.add_argument(
+        "--writeback", action="store_true", help="let all systems answer before the store has it"
+    )
     made.add_argument("--threads", type=_numbers, default=(1, 4), help="of meta; 1,4")
     made.add_argument("--count", type=int, help="names per thread, small files or random reads")
     made.add_argument("--size-mib", type=int, default=1024, help="of the big file; 1024")
@@ -52,23 +87,52 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Raises: SystemExit where the words don't go together."""
+    made = parser()
+    arguments = made.parse_args(words)
+    limits = (arguments.delay_ms, arguments.uplink_mib, arguments.downlink_mib)
+    if any(limits) and arguments.store not in BEHIND_PROXY:
+        made.error(f"a delay or a narrow link needs --store {' or '.join(BEHIND_PROXY)}")
+    return arguments
+
+
+def _groups() -> str:
+    return "; ".join(f"{name}: {', '.join(parts)}" for name, parts in GROUPS.items())
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
 def chosen_systems(arguments: argparse.Namespace) -> list[System]:
     """The systems to measure, ours first."""
-    options = (arguments.slicefs, arguments.format_options, arguments.mount_options)
-    ours = adjusted(SLICEFS, *options)
+    # a cache that the benchmark can empty, where there is one: docs/OPERATING.md, Disk caches
+    cache = " --cache-dir {cache}" if _is_cached(arguments) else ""
+    options = (arguments.format_options, arguments.mount_options + cache)
+    ours = adjusted(SLICEFS, arguments.slicefs, *options)
+    systems = _chosen(arguments, ours)
+    waits = arguments.workload not in WRITING_BACK and not arguments.writeback
+    return systems if waits else [*map(writing_back, systems)]
+
+
+def _is_cached(arguments: argparse.Namespace) -> bool:
+    return arguments.store != "file" or arguments.workload in CACHED
+
+
+def _chosen(arguments: argparse.Namespace, ours: System) -> list[System]:
     if arguments.only:
         return [ours if arguments.only == ours.name else JUICEFS]
-    return [ours] if arguments.peer == "none" else [ours, JUICEFS]
+    peers = {"none": [], "juicefs": [JUICEFS], "rclone": [RCLONE], "both": [JUICEFS, RCLONE]}
+    return [ours, *peers[arguments.peer]]
 
 
 def chosen_directory(arguments: argparse.Namespace) -> Path:
     """Where stores go: --dir, or memory if all fits there, or the disk."""
     if arguments.dir:
         return Path(arguments.dir).resolve()
+    if arguments.workload in ON_DISK:
+        return DISK_STORE
     needed = arguments.size_mib * (1 << 20) * BIGFILE_COPIES
     return MEMORY_STORE if machine.room_bytes(MEMORY_STORE) > needed else DISK_STORE
 
@@ -78,8 +142,10 @@ def measure(
 ) -> results.Results:
     """Run all workloads on all systems, in turn."""
     found = results.Results()
-    workloads = ALL if arguments.workload == "all" else (arguments.workload,)
-    with redis.running(workspace / "redis.log") as server:
+    workloads = GROUPS.get(arguments.workload, (arguments.workload,))
+    with ExitStack() as stack:
+        server = stack.enter_context(redis.running(workspace / "redis.log"))
+        bucket = stack.enter_context(_bucket(arguments, workspace))
         options = Options(
             arguments.threads,
             arguments.count,
@@ -90,10 +156,25 @@ def measure(
             for repeat in range(arguments.repeat):
                 for system in systems:
                     begin = time.monotonic()
-                    _measure_one(arguments, system, workspace, options, workload, found)
+                    _measure_one(arguments, system, workspace, options, workload, bucket, found)
                     took = f"{time.monotonic() - begin:.0f} s"
                     _note(f"{workload} {repeat + 1}/{arguments.repeat} {system.name}: {took}")
     return found
+
+
+@contextmanager
+def _bucket(arguments: argparse.Namespace, workspace: Path) -> Iterator[S3 | None]:
+    """Where data goes, if not into a directory."""
+    if arguments.store == "file":
+        yield None
+        return
+    if arguments.store == "s3":
+        store = s3.running(workspace)
+    else:  # JuiceFS can't make buckets in a radosgw
+        store = ceph.running(workspace, (bucket_of(JUICEFS),), direct=arguments.store == "rados")
+    limits = (arguments.delay_ms, arguments.uplink_mib, arguments.downlink_mib)
+    with store as bucket, delay.before(bucket, workspace, *limits) as reached:
+        yield reached
 
 
 def _measure_one(
@@ -102,6 +183,7 @@ def _measure_one(
     workspace: Path,
     options: Options,
     workload: str,
+    bucket: S3 | None,
     found: results.Results,
 ) -> None:
     database = workspace / f"{system.name}.db"
@@ -114,8 +196,8 @@ def _measure_one(
     profiler = None
     if arguments.profile and system.name == SLICEFS.name:
         profiler = Profiler(arguments.profile, workload, arguments.profile_format)
-    with Volume(system, workspace, url, profiler) as volume:
-        for metric in WORKLOADS[workload](volume, options):
+    with Volume(system, workspace, url, bucket, profiler) as volume:
+        for metric in CHOICES[workload](volume, options):
             found.add(workload, system.name, metric)
 
 
@@ -128,15 +210,15 @@ def _interrupt(*_: object) -> None:
 
 
 def _write_json(
-    file: Path, facts: dict[str, object], rows: Sequence[results.Row], ours: str, peer: str
+    file: Path, facts: dict[str, object], rows: Sequence[results.Row], peers: Sequence[str]
 ) -> None:
-    content = {**facts, "results": results.as_json(rows, ours, peer)}
+    content = {**facts, "results": results.as_json(rows, SLICEFS.name, peers)}
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def main(words: Sequence[str]) -> int:
     """Measure, print the table, write the JSON; 1 if a system failed."""
-    arguments = parser().parse_args(words)
+    arguments = _parsed(words)
     systems = chosen_systems(arguments)
     directory = chosen_directory(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -164,9 +246,10 @@ def main(words: Sequence[str]) -> int:
     print(f"store, cache and metadata in {directory}; medians of {arguments.repeat}")
     for key, value in facts["machine"].items() if isinstance(facts["machine"], dict) else ():
         print(f"  {key}: {value}")
-    print(results.table(found.rows, SLICEFS.name, JUICEFS.name))
+    peers = [system.name for system in systems if system.name != SLICEFS.name]
+    print(results.table(found.rows, SLICEFS.name, peers))
     if arguments.json:
-        _write_json(arguments.json, facts, found.rows, SLICEFS.name, JUICEFS.name)
+        _write_json(arguments.json, facts, found.rows, peers)
     return 0
 
 

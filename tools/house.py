@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.houselib import imports, shape
+from tools.houselib import imports, prose, shape
 from tools.houselib.tree import Finding, Source, listed, load
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -19,8 +19,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 def findings(root: Path) -> list[Finding]:
     """Everything in the git repository at `root` that breaks a house rule, in order."""
-    sources, broken = load(root, listed(root))
-    return sorted([*broken, *_tree_rules(sources), *_file_rules(sources)])
+    paths = listed(root)
+    sources, broken = load(root, paths)
+    said = prose.check_prose(root, paths, sources)
+    return sorted([*broken, *_tree_rules(sources), *_file_rules(sources), *said])
 
 
 def _tree_rules(sources: Sequence[Source]) -> Iterator[Finding]:

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from fsclient.cli.options import COUNT, META_WAIT_S, no_keys_here, size, store_option
-from fsclient.config import open_store, sqlite_file
+from fsclient.cli.key_options import key_options, offered_for_new
+from fsclient.cli.options import (
+    COUNT,
+    META_WAIT_S,
+    capacity_size,
+    complete_directories,
+    no_keys_here,
+    size,
+    store_option,
+)
+from fsclient.config import open_store, require_sound, sqlite_file
 from fsclient.object_options import STORAGES, parse_bucket, parse_options
-from fsclient.object_stores import OWNER_KEY, claimed, directories, place_of, require_room
+from fsclient.object_stores import (
+    OWNER_KEY,
+    claimed,
+    directories,
+    place_of,
+    quietly,
+    require_room,
+)
+from fsclient.volume_key import new_settings
 from fsmeta import volume
 from fsmeta.cache import RowCache
 from fsmeta.errors import Ambiguous, ConfigError
@@ -22,6 +40,10 @@ from fsmeta.types import BLOCK_BYTES_MAX
 from fsmeta.urls import shown_url
 from fsmeta.volume import VolumeFormat
 
+if TYPE_CHECKING:
+    from fsdata.key_wrap import Holder
+
+TRASH_DAYS: Final = 1  # as others have it: a day is enough to notice a mistake
 MEM_WARNING: Final = (
     "--storage mem keeps the data in the process that mounts, and nowhere else: "
     "it is lost with that mount; use it for tests only"
@@ -36,6 +58,7 @@ MEM_WARNING: Final = (
     "--bucket",
     default="",
     metavar="PLACE",
+    shell_complete=complete_directories,
     help="Where the data will be: a directory; http(s)://HOST/BUCKET or s3://BUCKET; "
     "POOL or POOL/NAMESPACE of Ceph.",
 )
@@ -50,7 +73,13 @@ MEM_WARNING: Final = (
     show_default=True,
     help="Compression of blocks.",
 )
-@click.option("--capacity", type=size, default=0, help="Limit of the volume's data; 0: none.")
+@click.option(
+    "--capacity",
+    type=capacity_size,
+    metavar="SIZE",
+    default=0,
+    help="Limit of the volume's data; 0: none.",
+)
 @click.option("--inodes", type=COUNT, default=0, help="Limit of files and directories; 0: none.")
 @click.option("--hash-prefix", is_flag=True, help="Let keys begin with a hash.")
 @click.option(
@@ -59,8 +88,15 @@ MEM_WARNING: Final = (
     default=0,
     help="Spread the data over so many buckets; %d in --bucket is their number.",
 )
-@click.option("--trash-days", type=click.IntRange(0, 0), default=0, help="Not available yet: 0.")
+@click.option(
+    "--trash-days",
+    type=click.IntRange(0, volume.TRASH_DAYS_MAX),
+    default=TRASH_DAYS,
+    show_default=True,
+    help="How long what is deleted can be restored; 0: not at all.",
+)
 @click.option("--dry-run", is_flag=True, help="Check what can be and write nothing.")
+@key_options
 @no_keys_here
 def format_(
     meta: str,
@@ -76,6 +112,8 @@ def format_(
     shards: int,
     trash_days: int,
     dry_run: bool,
+    encrypt_rsa_key: str | None,
+    encrypt_passphrase: bool,
 ) -> None:
     """Make the volume NAME with its metadata in META.
 
@@ -84,11 +122,13 @@ def format_(
     The object store is tested first; nothing is left behind where that fails. What is said here
     can't be changed later, but for the store's options, which a mount may give anew.
 
+    With --encrypt-rsa-key or --encrypt-passphrase the data are encrypted (AES-256-GCM), names and
+    attributes are not. Who loses that key or passphrase has lost the data.
+
     The keys of an S3 store come from the file of --store-option credentials=FILE, else from
     ACCESS_KEY and SECRET_KEY in the environment, else from where AWS programs look. They are not
     kept.
     """
-    del trash_days
     file = sqlite_file(meta)
     place = parse_bucket(storage, bucket, shards)
     options = {**place.options, **parse_options(storage, store_options)}
@@ -103,7 +143,11 @@ def format_(
         shards,
         hash_prefix,
         options,
+        trash_days,
     )
+    holder = _holder(encrypt_rsa_key, encrypt_passphrase)
+    if holder is not None:
+        settings = new_settings(settings, holder)
     runtime = SystemRuntime()
     if dry_run:
         _check_only(meta, file, settings, runtime)
@@ -116,15 +160,23 @@ def format_(
     click.echo(f"volume {name} is ready: slicefs mount {shown_url(meta)} MOUNTPOINT")
 
 
+def _holder(rsa_path: str | None, ask: bool) -> Holder | None:
+    """Who is to open the new volume, if it is to be encrypted. Raises: ConfigError."""
+    offer = offered_for_new(rsa_path, ask)
+    return None if offer is None else offer.holder()
+
+
 def _create(meta: str, settings: VolumeFormat, runtime: Runtime) -> None:
     """Object store first, then the metadata that names it."""
     owner = (os.getuid(), os.getgid())
     store = open_store(meta, runtime, create=True)
     try:
+        require_sound(meta, store)
         transactor = Transactor(store, runtime, RowCache(runtime), META_WAIT_S)
         transactor.view(volume.require_none)
         with claimed(settings, runtime):
-            transactor.run(lambda txn: volume.create_volume(txn, settings, owner, runtime.now_ns()))
+            lineage, now_ns = store.history.lineage(), runtime.now_ns()
+            transactor.run(lambda txn: volume.create_volume(txn, settings, owner, now_ns, lineage))
         store.sync()
     finally:
         store.close()
@@ -142,6 +194,7 @@ def _check_only(meta: str, file: str | None, settings: VolumeFormat, runtime: Ru
         return
     store = open_store(meta, runtime)
     try:
+        require_sound(meta, store)
         Transactor(store, runtime, RowCache(runtime), META_WAIT_S).view(volume.require_none)
     finally:
         store.close()
@@ -160,14 +213,14 @@ def _undone_on_failure(file: str | None, roots: list[str]) -> Iterator[None]:
     with ExitStack() as undo:
         if file is not None and not os.path.exists(file):
             for end in ("", "-wal", "-shm"):
-                undo.callback(_quietly, os.unlink, file + end)
+                undo.callback(quietly, partial(os.unlink, file + end))
         for data in roots:
             for path in _absent(data):
-                undo.callback(_quietly, os.rmdir, path)
+                undo.callback(quietly, partial(os.rmdir, path))
             if not os.path.exists(data):
                 for inside in (".tmp", "check"):
-                    undo.callback(_quietly, os.rmdir, os.path.join(data, inside))
-                undo.callback(_quietly, os.unlink, os.path.join(data, OWNER_KEY))
+                    undo.callback(quietly, partial(os.rmdir, os.path.join(data, inside)))
+                undo.callback(quietly, partial(os.unlink, os.path.join(data, OWNER_KEY)))
         try:
             yield
         except Ambiguous:
@@ -183,10 +236,3 @@ def _absent(path: str) -> list[str]:
         out.insert(0, path)
         path = os.path.dirname(path)
     return out
-
-
-def _quietly(remove: Callable[[str], None], path: str) -> None:
-    try:
-        remove(path)
-    except OSError:
-        pass  # it was never made, or others use it by now

@@ -8,8 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 _FLAGS = re.compile(r"-[sfnv]+")
+
+
+def remount_words(words: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Where and with which `-o` words `mount -o remount` is asked for; None if it is not.
+
+    mount(8) says what is mounted as /proc/mounts does, so a volume's name stands where META does.
+    """
+    options = [
+        option for flag, value in pairwise(words) if flag == "-o" for option in value.split(",")
+    ]
+    if len(words) < 2 or "remount" not in options:
+        return None
+    return words[1], [option for option in options if option != "remount"]
 
 
 def helper_arguments(words: Sequence[str]) -> list[str] | None:

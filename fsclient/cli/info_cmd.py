@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, Final
@@ -12,6 +13,7 @@ import click
 
 from fsclient.describe import ask
 from fsclient.sizes import format_size
+from fsclient.warmup import caches, look, share, where
 from fsmeta.errors import ConfigError
 
 LINES_MAX: Final = 100  # of chunks and slices, unless --all
@@ -22,15 +24,18 @@ LINES_MAX: Final = 100  # of chunks and slices, unless --all
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: everything.")
 @click.option("--all", "every", is_flag=True, help=f"More than the first {LINES_MAX} slices.")
 def info(path: str, as_json: bool, every: bool) -> None:
-    """Show inode, parents, chunks and slices of PATH on a SliceFS mount."""
+    """Show inode, parents, ACLs, flags, chunks and slices of PATH on a SliceFS mount."""
     if not path:  # an unset variable, most likely
         raise ConfigError("the path is empty: name a file or directory")
     pages = _pages(path)
     first = next(pages)
+    cached = _cached(path, first["size"])
     if as_json:
-        click.echo(json.dumps(_whole(first, pages)))
+        click.echo(json.dumps({**_whole(first, pages), "cached": cached}))
         return
     _print(path, first)
+    if cached is not None:
+        click.echo(f"cached      {_words(cached)}")
     _print_chunks(chain((first,), pages), path, None if every else LINES_MAX)
 
 
@@ -52,12 +57,37 @@ def _whole(first: dict[str, Any], others: Iterable[dict[str, Any]]) -> dict[str,
     return {**{name: first[name] for name in first if name != "next"}, "chunks": listed}
 
 
+def _cached(path: str, size: int) -> dict[str, Any] | None:
+    """How much of a file's data is in which cache; None of anything else."""
+    if not os.path.isfile(path):
+        return None
+    try:
+        roots = caches(path)["disks"]
+        counts, disks = look(path, size)
+    except (ConfigError, OSError):  # an older mount, or the file is not ours to read
+        return None
+    return {
+        **where(counts),
+        "disks": {roots[number]: count for number, count in sorted(disks.items())},
+    }
+
+
+def _words(cached: dict[str, Any]) -> str:
+    """The same in a line."""
+    places = {"memory": cached["memory"], **cached["disks"]}
+    shown = ", ".join(f"{name} {format_size(count)}" for name, count in places.items() if count)
+    return share(cached["cached"], cached["data"]) + (f": {shown}" if shown else "")
+
+
 def _print(path: str, found: dict[str, Any]) -> None:
     click.echo(f"path        {path}")
     click.echo(f"inode       {found['ino']}")
     click.echo(f"parent      {found['parent'] or 'several (hard links)'}")
     click.echo(f"size        {found['size']} ({format_size(found['size'])})")
     click.echo(f"allocated   {format_size(found['space'])}")
+    for name, key in (("flags", "flags"), ("acl", "acl"), ("default acl", "default_acl")):
+        if found.get(key):  # a mount of an older version does not say
+            click.echo(f"{name:<12}{found[key]}")
 
 
 def _print_chunks(pages: Iterable[dict[str, Any]], path: str, most: int | None) -> None:

@@ -1,7 +1,7 @@
 """`slicefs`: the command line. One file per command; this one names them and ends them.
 
 Exit codes: 0 done, 1 it failed and said why in one line, 2 the command line is wrong (said in one
-line, too), 3 a check found something (fsck), 130 interrupted.
+line, too), 3 a check found something (fsck, scrub, quota check), 130 interrupted.
 
 A command is imported when it is called, so that `slicefs umount` need not load what `slicefs mount`
 needs.
@@ -24,7 +24,7 @@ _EPILOG: Final = """\b
 Completion for bash, in ~/.bashrc (zsh and fish: the same with their names):
   eval "$(_SLICEFS_COMPLETE=bash_source slicefs)"
 \b
-Exit codes: 0 done, 1 failed, 2 wrong command line, 3 fsck found problems."""
+Exit codes: 0 done, 1 failed, 2 wrong command line, 3 a check found problems."""
 
 
 def _format() -> click.Command:
@@ -57,10 +57,94 @@ def _fsck() -> click.Command:
     return fsck
 
 
+def _flush() -> click.Command:
+    from fsclient.cli.flush_cmd import flush
+
+    return flush
+
+
 def _info() -> click.Command:
     from fsclient.cli.info_cmd import info
 
     return info
+
+
+def _restore() -> click.Command:
+    from fsclient.cli.restore_cmd import restore
+
+    return restore
+
+
+def _scrub() -> click.Command:
+    from fsclient.cli.scrub_cmd import scrub
+
+    return scrub
+
+
+def _gc() -> click.Command:
+    from fsclient.cli.gc_cmd import gc
+
+    return gc
+
+
+def _rekey() -> click.Command:
+    from fsclient.cli.rekey_cmd import rekey
+
+    return rekey
+
+
+def _quota() -> click.Command:
+    from fsclient.cli.quota_cmd import quota_
+
+    return quota_
+
+
+def _config() -> click.Command:
+    from fsclient.cli.config_cmd import config
+
+    return config
+
+
+def _dump() -> click.Command:
+    from fsclient.cli.dump_cmd import dump
+
+    return dump
+
+
+def _load() -> click.Command:
+    from fsclient.cli.dump_cmd import load
+
+    return load
+
+
+def _restore_meta() -> click.Command:
+    from fsclient.cli.restore_meta_cmd import restore_meta
+
+    return restore_meta
+
+
+def _clone() -> click.Command:
+    from fsclient.cli.clone_cmd import clone
+
+    return clone
+
+
+def _snapshot() -> click.Command:
+    from fsclient.cli.snapshot_cmd import snapshot
+
+    return snapshot
+
+
+def _objbench() -> click.Command:
+    from fsclient.cli.objbench_cmd import objbench
+
+    return objbench
+
+
+def _warmup() -> click.Command:
+    from fsclient.cli.warmup_cmd import warmup
+
+    return warmup
 
 
 # name → how to import it, and its line in `slicefs --help`
@@ -69,8 +153,22 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[], click.Command], str]]] = {
     "mount": (_mount, "Mount a volume on a directory."),
     "umount": (_umount, "Unmount; returns when everything is stored."),
     "status": (_status, "Show a volume's settings, usage and clients."),
+    "config": (_config, "Show a volume's settings, or change its limits."),
+    "quota": (_quota, "Limit directories, users and groups."),
     "fsck": (_fsck, "Check a volume's metadata and its data."),
+    "scrub": (_scrub, "Read and verify every block of a volume."),
+    "gc": (_gc, "Find and delete objects that belong to nothing."),
+    "rekey": (_rekey, "Change who can open an encrypted volume."),
+    "restore": (_restore, "Show what is in the trash, and restore it."),
+    "clone": (_clone, "Copy a directory; the copy shares all data."),
+    "snapshot": (_snapshot, "Keep what a directory is like now, read-only."),
+    "flush": (_flush, "Store what was written; wait until others see it."),
+    "warmup": (_warmup, "Fill caches, or see what is in them."),
     "info": (_info, "Show where the data of a file is."),
+    "dump": (_dump, "Write a volume's metadata to a file."),
+    "load": (_load, "Make a volume of dumped metadata."),
+    "objbench": (_objbench, "Try and measure an object store."),
+    "restore-meta": (_restore_meta, "Make a volume from a backup in its object store."),
 }
 
 
@@ -112,6 +210,9 @@ def run(arguments: Sequence[str]) -> int:
             args=list(arguments) or ["--help"], prog_name="slicefs", standalone_mode=False
         )
         sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:  # `slicefs quota`, as `slicefs` alone
+        print(error.format_message())
+        return 0
     except click.ClickException as error:
         return _failed(_usage(error, arguments), 2)
     except (click.exceptions.Abort, KeyboardInterrupt):
@@ -147,16 +248,34 @@ def _failed(why: str, code: int = 1) -> int:
 def main() -> None:
     """The `slicefs` program. `slicefs META DIR …` mounts, too: that is how mount.fuse calls."""
     arguments = sys.argv[1:]
-    if arguments and "://" in arguments[0]:
+    if arguments and ("://" in arguments[0] or _asks_to_remount(arguments)):
         mount_helper()
     hide_passwords(arguments)
     sys.exit(run(arguments))
 
 
+def _asks_to_remount(arguments: Sequence[str]) -> bool:
+    """`slicefs NAME DIR -o remount,…`, with a volume's name."""
+    return arguments[0] not in _COMMANDS and any("remount" in word for word in arguments[2:])
+
+
+def _remount(mountpoint: str, options: Sequence[str]) -> int:
+    from fsclient.fuse.mount import remount
+
+    try:
+        remount(mountpoint, options)
+    except ConfigError as error:
+        return _failed(str(error))
+    return 0
+
+
 def mount_helper() -> None:
     """`mount.slicefs META DIR [-o OPTIONS]`, which mount(8) runs for type slicefs."""
-    from fsclient.cli.helper import helper_arguments
+    from fsclient.cli.helper import helper_arguments, remount_words
 
     hide_passwords(sys.argv)
+    again = remount_words(sys.argv[1:])
+    if again is not None:
+        sys.exit(_remount(*again))
     arguments = helper_arguments(sys.argv[1:])
     sys.exit(0 if arguments is None else run(arguments))

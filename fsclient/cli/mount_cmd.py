@@ -7,15 +7,29 @@ from typing import Any, Final
 
 import click
 
-from fsclient.cli.options import SecondsType, no_keys_here, size, store_option
+from fsclient.cli.cache_flags import CACHE_WORDS, cache_options, cache_request
+from fsclient.cli.key_options import key_options, offered
+from fsclient.cli.options import (
+    SecondsType,
+    WaitType,
+    complete_directories,
+    complete_files,
+    duration,
+    no_keys_here,
+    rate,
+    size,
+    store_option,
+)
+from fsclient.cli.writeback_options import WORDS as WRITEBACK_WORDS
+from fsclient.cli.writeback_options import parse_writeback, writeback_options
 from fsclient.daemon import daemonize, default_log
 from fsclient.fuse.idle import MODES
-from fsclient.fuse.mount_options import is_known
+from fsclient.fuse.mount_options import ATIME_MODES, is_known, with_atime
 from fsclient.object_stores import TIMEOUT_S, Pacing
 from fsclient.serve import MountRequest, serve
 from fsclient.sizes import format_size
 from fsdata.budget import BUFFER_BYTES, BUFFER_BYTES_MIN
-from fsdata.uploads import UPLOAD_THREADS
+from fsdata.uploads import FAR_UPLOADS, UPLOAD_THREADS
 from fsmeta.errors import ConfigError
 from fsmeta.transact import DEADLINE_S
 
@@ -25,6 +39,8 @@ _WORDS: Final = {
     "threads": "threads",
     "max-uploads": "max_uploads",
     "meta-timeout": "meta_timeout",
+    "redis-wait": "redis_wait",
+    "tikv-gc": "tikv_gc",
     "heartbeat": "heartbeat",
     "store-option": "store_options",
     "object-timeout": "object_timeout",
@@ -33,15 +49,40 @@ _WORDS: Final = {
     "log": "log",
     "debug": "debug",
     "idle-poll": "idle_poll",
+    "encrypt-rsa-key": "encrypt_rsa_key",
+    "backup-meta": "backup_meta",
+    "subdir": "subdir",
+    "snapshot": "snapshot",
+    "pack-below": "pack_below",
+    "atime-mode": "atime_mode",
+    **CACHE_WORDS,
+    **WRITEBACK_WORDS,
 }
+_SEVERAL: Final = ("store_options", "cache_dir")  # each time adds to the times before
 
 
 @click.command()
 @click.argument("meta")
-@click.argument("mountpoint")
+@click.argument("mountpoint", shell_complete=complete_directories)
 @click.option("-d", "--background", is_flag=True, help="Go to the background once mounted.")
 @click.option("-o", "words", multiple=True, metavar="OPT,…", help="Options of mount(8).")
 @click.option("--read-only", is_flag=True, help="As -o ro.")
+@click.option(
+    "--subdir", default="", metavar="DIR", help="Mount this directory of the volume, not its root."
+)
+@click.option(
+    "--snapshot",
+    default="",
+    metavar="NAME",
+    help="Mount this snapshot of the directory, read-only.",
+)
+@click.option(
+    "--atime-mode",
+    type=click.Choice(ATIME_MODES),
+    default=None,
+    show_default="noatime",
+    help="When reading moves access times; as -o noatime, -o relatime, -o strictatime.",
+)
 @click.option(
     "--buffer-size", type=size, default=BUFFER_BYTES, show_default="300MiB", help="Memory cap."
 )
@@ -55,8 +96,8 @@ _WORDS: Final = {
 @click.option(
     "--max-uploads",
     type=click.IntRange(1, 256),
-    default=UPLOAD_THREADS,
-    show_default=True,
+    default=None,
+    show_default=f"{UPLOAD_THREADS}, up to {FAR_UPLOADS} while an S3 store is far",
     help="Uploads at once.",
 )
 @click.option(
@@ -66,10 +107,13 @@ _WORDS: Final = {
     show_default=True,
     help="Seconds a request is repeated while the object store is away.",
 )
-@click.option("--upload-limit", type=size, default=0, help="Bytes a second to the object store.")
-@click.option("--download-limit", type=size, default=0, help="Bytes a second from it.")
+@click.option("--upload-limit", type=rate, default=0, help="Bytes a second to the object store.")
+@click.option("--download-limit", type=rate, default=0, help="Bytes a second from it.")
 @store_option
+@key_options
 @no_keys_here
+@cache_options
+@writeback_options
 @click.option(
     "--meta-timeout",
     type=SecondsType(1, 3600),
@@ -78,11 +122,40 @@ _WORDS: Final = {
     help="Seconds an operation waits for a metadata store that is away.",
 )
 @click.option(
+    "--redis-wait",
+    type=WaitType(),
+    default=None,
+    metavar="N[:MS]",
+    help="Answer a change when N replicas of Redis have it, too; ask again after MS milliseconds.",
+)
+@click.option(
+    "--tikv-gc",
+    type=click.Choice(["auto", "off"]),
+    default="auto",
+    show_default=True,
+    help="Have TiKV drop old values, unless a TiDB sees to that; or never.",
+)
+@click.option(
     "--heartbeat",
     type=SecondsType(0.1, 20),
     default=5.0,
     show_default=True,
     help="Seconds between signs of life; a client without for 60 s is taken for dead.",
+)
+@click.option(
+    "--backup-meta",
+    type=duration,
+    default="1h",
+    show_default=True,
+    help="Time between backups of the metadata into the object store; 0: none.",
+)
+@click.option(
+    "--pack-below",
+    type=size,
+    default=None,
+    show_default="512KiB on S3, else 0",
+    help="Files of at most this size are packed into common objects some seconds after they were "
+    "written; 0: none.",
 )
 @click.option(
     "--idle-poll",
@@ -96,6 +169,7 @@ _WORDS: Final = {
     "--log",
     default=None,
     metavar="FILE",
+    shell_complete=complete_files,
     help="Log to FILE; by default standard error or, in the background, "
     "/var/log/slicefs.log (users: ~/.slicefs/slicefs.log).",
 )
@@ -116,15 +190,18 @@ def mount(
     The options of this command can be given as `-o name=value`, too, for fstab.
     """
     kernel_words, own = _sorted_words(ctx, [w for group in words for w in group.split(",") if w])
-    own["store_options"] = (*settings["store_options"], *own.get("store_options", ()))
+    for name in _SEVERAL:
+        own[name] = (*settings[name], *own.get(name, ()))
     settings.update(own)
     if not mountpoint:  # an unset variable, most likely; it would stand for the working directory
         raise ConfigError("the mount point is empty: name a directory")
     _check_buffer(settings["buffer_size"])
+    cache = cache_request(settings, mountpoint)
+    read_only = read_only or bool(settings["snapshot"])
     request = MountRequest(
         meta,
         os.path.abspath(mountpoint),
-        (*kernel_words, "ro") if read_only else tuple(kernel_words),
+        with_atime((*kernel_words, *(("ro",) if read_only else ())), settings["atime_mode"]),
         settings["buffer_size"],
         settings["threads"],
         settings["max_uploads"],
@@ -135,6 +212,15 @@ def mount(
         settings["idle_poll"],
         Pacing(settings["object_timeout"], settings["upload_limit"], settings["download_limit"]),
         tuple(settings["store_options"]),
+        offered(settings["encrypt_rsa_key"], settings["encrypt_passphrase"]),
+        settings["redis_wait"],
+        settings["backup_meta"],
+        cache,
+        parse_writeback(settings, cache, mountpoint),
+        settings["subdir"],
+        settings["snapshot"],
+        settings["pack_below"],
+        settings["tikv_gc"] == "auto",
     )
     if not background:
         return serve(request, ready=lambda: None)
@@ -166,11 +252,11 @@ def _sorted_words(ctx: click.Context, words: list[str]) -> tuple[list[str], dict
             kernel_words.append(word)
         elif known is None:
             raise ConfigError(f"unknown mount option {word!r}: see `slicefs mount --help`")
-        elif known == "store_options":
+        elif known in _SEVERAL:
             own[known] = (*own.get(known, ()), value)
-        elif known == "debug":
+        elif isinstance(flag := parameters[known], click.Option) and flag.is_flag:
             if equals:
-                raise ConfigError(f"-o {word}: debug has no value, leave it out to have it off")
+                raise ConfigError(f"-o {word}: {name} has no value, leave it out to have it off")
             own[known] = True
         else:
             parameter = parameters[known]

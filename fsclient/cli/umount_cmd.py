@@ -6,39 +6,71 @@ import json
 import os
 import select
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 import click
 
+from fsclient.cli.options import complete_directories
+from fsclient.cli.progress import ProgressLine
 from fsclient.fuse import mount as kernel
+from fsclient.leaving import Parting, left_by, open_testament, read_testament
+from fsclient.sizes import format_size
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 
-UMOUNT_WAIT_S: Final = 60.0  # how long umount waits for the serving process to store and leave
+UMOUNT_WAIT_S: Final = 60.0  # how long umount waits for a client that stores nothing meanwhile
+LOOK_S: Final = 1.0  # between looks at what is left
 SILENT_S: Final = 3.0  # after this umount says for whom it waits, where that can be told
 ASK_WAIT_S: Final = 3.0  # how long a client may take to say who it is; a stopped one never does
 _CONFIG_BYTES_MAX: Final = 1 << 16
 
 
 @click.command()
-@click.argument("mountpoint")
+@click.argument("mountpoint", shell_complete=complete_directories)
 @click.option("-l", "--lazy", is_flag=True, help="Detach now, end when nobody uses it any more.")
-def umount(mountpoint: str, lazy: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def umount(mountpoint: str, lazy: bool, as_json: bool) -> None:
     """Unmount MOUNTPOINT; returns when everything is stored and the client has left."""
     if not mountpoint:  # an unset variable, most likely
         raise ConfigError("the mount point is empty: name a directory")
     info = kernel.find_mount(mountpoint) or kernel.find_mount(_resolved(mountpoint))
     if info is None or info.fstype != kernel.FUSE_TYPE:
         raise ConfigError(f"{mountpoint} is not a SliceFS mount: see `findmnt -t fuse.slicefs`")
-    watch = None if lazy else _watch_server(info)
+    pid = None if lazy else _server(info)
+    watch = None if pid is None else _watch(pid)
+    said = None if watch is None or pid is None else open_testament(pid)
+    staging = None if lazy else _ask_config(info.mountpoint).get("staging")
     try:
-        before = kernel.find_holders(info)
+        others = kernel.find_holders(info).keys() - {info.id}  # which is given away at once, too
         kernel.umount(info.mountpoint, lazy)
-        if watch is not None:
-            _await_end(watch, info, before.keys())
+        if watch is not None and pid is not None:
+            _await_end(watch, pid, info, others)
+        parting = None if said is None else read_testament(said)
+        left = staging if isinstance(staging, str) and _has_log(staging) else None
+        if as_json:
+            shown = {"mountpoint": info.mountpoint, "volume": info.source, "unstored": left}
+            lost = None if parting is None else parting.lost
+            click.echo(json.dumps({**shown, "lost": lost}, indent=2))
+        elif left:
+            click.echo(f"slicefs: unmounted; what is in {left} is not in the store yet: "
+                       "mount the volume here again", err=True)  # fmt: skip
+        if parting is not None:
+            _require_all_stored(parting)
     finally:
-        if watch is not None:
-            os.close(watch)
+        for fd in (watch, said):
+            if fd is not None:
+                os.close(fd)
+
+
+def _require_all_stored(parting: Parting) -> None:
+    """Raises: ConfigError where data are lost, or may be."""
+    if parting.lost is not None:
+        raise ConfigError(f"unmounted, but {parting.lost['text']}; see the log: {parting.log}")
+    if not parting.ended:
+        raise ConfigError(
+            "unmounted, but the client has ended before everything was stored; "
+            f"see the log: {parting.log}"
+        )
 
 
 def _resolved(mountpoint: str) -> str:
@@ -46,16 +78,24 @@ def _resolved(mountpoint: str) -> str:
     return os.path.realpath(mountpoint)
 
 
-def _watch_server(info: kernel.MountInfo) -> int | None:
-    """A descriptor of the process that serves the mount; None where that can't be told."""
+def _server(info: kernel.MountInfo) -> int | None:
+    """The process that serves the mount; None where that can't be told."""
     try:
-        return os.pidfd_open(kernel.find_server(info) or _ask_server(info.mountpoint))
+        return kernel.find_server(info) or int(_ask_config(info.mountpoint)["pid"])
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _watch(pid: int) -> int | None:
+    """A descriptor of a process."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
         return None  # it has died, or lives where we can't see it: there is nobody to wait for
 
 
-def _ask_server(mountpoint: str) -> int:
-    """The process that serves a mount, as it says itself. Raises: OSError, ValueError, KeyError."""
+def _ask_config(mountpoint: str) -> dict[str, Any]:
+    """What the process that serves a mount says of itself; nothing where it says nothing."""
     runtime = SystemRuntime()
     answered = runtime.event()
     found = [b""]
@@ -70,20 +110,44 @@ def _ask_server(mountpoint: str) -> int:
 
     runtime.spawn("ask", ask)
     answered.wait(ASK_WAIT_S)
-    return int(json.loads(found[0])["mount"]["pid"])
+    try:
+        mount: dict[str, Any] = json.loads(found[0])["mount"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return mount
 
 
-def _await_end(pidfd: int, info: kernel.MountInfo, mounts: Collection[int]) -> None:
+def _await_end(pidfd: int, pid: int, info: kernel.MountInfo, mounts: Collection[int]) -> None:
     """Wait until the client has left, `mounts` of which there were. Raises: ConfigError."""
     if _has_ended(pidfd, SILENT_S):
         return
     if holder := _holder(info, mounts):
         click.echo(f"slicefs: unmounted; waiting for the client to leave: {holder}", err=True)
-    if not _has_ended(pidfd, UMOUNT_WAIT_S - SILENT_S):
+    left = await_stored(pidfd, pid)
+    if left is not None:
         why = _holder(info, mounts) or "see its log"
+        unstored = f", with {format_size(left)} to store" if left else ""
         raise ConfigError(
-            f"unmounted, but the client still runs after {UMOUNT_WAIT_S:.0f} s: {why}"
+            f"unmounted, but the client still runs{unstored} and has stored nothing for "
+            f"{UMOUNT_WAIT_S:.0f} s: {why}"
         )
+
+
+def await_stored(pidfd: int, pid: int) -> int | None:
+    """Wait for a client's end as long as it stores something; else what it has left, in bytes."""
+    runtime = SystemRuntime()
+    line = ProgressLine(runtime)
+    least, since = left_by(pid), runtime.monotonic() - SILENT_S
+    while not _has_ended(pidfd, LOOK_S):
+        left = left_by(pid)
+        if left is not None and (least is None or left < least):
+            least, since = left, runtime.monotonic()
+            line.show(f"unmounted; {format_size(left)} to store")
+        if runtime.monotonic() - since >= UMOUNT_WAIT_S:
+            line.clear()
+            return left or 0
+    line.clear()
+    return None
 
 
 def _holder(info: kernel.MountInfo, mounts: Collection[int]) -> kernel.Holder | None:
@@ -97,3 +161,10 @@ def _has_ended(pidfd: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+def _has_log(path: str) -> bool:
+    """Whether a journal was left there; few mounts have one, and only they load what reads it."""
+    from fsclient.staging_slot import has_log
+
+    return has_log(path)

@@ -30,7 +30,7 @@ _ATTR: Final = "QQQqqqIIIIIIIIII"
 ATTR: Final = Struct("=" + _ATTR)
 # nodeid generation entry_valid attr_valid entry_valid_nsec attr_valid_nsec attr
 _ENTRY: Final = "QQQQII" + _ATTR
-_OPEN: Final = "QI4x"  # fh open_flags
+_OPEN: Final = "QIi"  # fh open_flags backing_id
 ENTRY_OUT: Final = Struct("=" + _ENTRY)
 OPEN_OUT: Final = Struct("=" + _OPEN)
 CREATE_OUT: Final = Struct("=" + _ENTRY + _OPEN)  # CREATE answers with both
@@ -71,6 +71,28 @@ GETXATTR_OUT: Final = Struct("=I4x")  # size
 ACCESS_IN: Final = Struct("=I4x")  # mask
 STATFS_OUT: Final = Struct("=QQQQQIII4x24x")  # blocks bfree bavail files ffree bsize namelen frsize
 INTERRUPT_IN: Final = Struct("=Q")  # unique
+FALLOCATE_IN: Final = Struct("=QQQI4x")  # fh offset length mode
+LSEEK_IN: Final = Struct("=QqI4x")  # fh offset whence
+LSEEK_OUT: Final = Struct("=Q")  # offset
+COPY_FILE_RANGE_IN: Final = Struct("=QQQQQQQ")  # fh_in off_in nodeid_out fh_out off_out len flags
+COPY_FILE_RANGE_OUT: Final = Struct("=Q")  # bytes_copied; of COPY_FILE_RANGE_64 only
+_FILE_LOCK: Final = "QQII"  # start end type pid; the end is the last byte
+LK_IN: Final = Struct("=QQ" + _FILE_LOCK + "I4x")  # fh owner lock lk_flags
+LK_OUT: Final = Struct("=" + _FILE_LOCK)
+IOCTL_IN: Final = Struct("=QIIQII")  # fh flags cmd arg in_size out_size
+IOCTL_OUT: Final = Struct("=iIII")  # result flags in_iovs out_iovs
+
+# ioctl(2) on the session's own descriptor; see `backing`
+BACKING_MAP: Final = Struct("=i4x8x")  # fd
+BACKING_ID: Final = Struct("=i")
+DEV_IOC_BACKING_OPEN: Final = 0x4010E501
+DEV_IOC_BACKING_CLOSE: Final = 0x4004E502
+
+# linux/fs.h; the first two say that they take a long, and take an int
+FS_IOC_GETFLAGS: Final = 0x80086601
+FS_IOC_SETFLAGS: Final = 0x40086602
+FS_IOC_FSGETXATTR: Final = 0x801C581F
+FS_IOC_FSSETXATTR: Final = 0x401C5820
 
 NOTIFY_INVAL_INODE: Final = Struct("=Qqq")  # ino off len
 NOTIFY_INVAL_ENTRY: Final = Struct("=QII")  # parent namelen flags; the name and a NUL follow
@@ -114,6 +136,16 @@ SIZES: Final[dict[str, tuple[Struct, int]]] = {
     "fuse_access_in": (ACCESS_IN, 8),
     "fuse_statfs_out": (STATFS_OUT, 80),
     "fuse_interrupt_in": (INTERRUPT_IN, 8),
+    "fuse_fallocate_in": (FALLOCATE_IN, 32),
+    "fuse_lseek_in": (LSEEK_IN, 24),
+    "fuse_lseek_out": (LSEEK_OUT, 8),
+    "fuse_copy_file_range_in": (COPY_FILE_RANGE_IN, 56),
+    "fuse_copy_file_range_out": (COPY_FILE_RANGE_OUT, 8),
+    "fuse_lk_in": (LK_IN, 48),
+    "fuse_lk_out": (LK_OUT, 24),
+    "fuse_ioctl_in": (IOCTL_IN, 32),
+    "fuse_ioctl_out": (IOCTL_OUT, 16),
+    "fuse_backing_map": (BACKING_MAP, 16),
     "fuse_notify_inval_inode_out": (NOTIFY_INVAL_INODE, 24),
     "fuse_notify_inval_entry_out": (NOTIFY_INVAL_ENTRY, 16),
 }
@@ -132,4 +164,10 @@ def align8(size: int) -> int:
 # How to pack a DIRENT, its name and their padding, by the length of the name.
 DIRENTS: Final = [
     Struct(f"=QQII{align8(DIRENT.size + length) - DIRENT.size}s").pack for length in range(256)
+]
+
+# The same for a DIRENTPLUS: the entry and the dirent behind it, in one step.
+DIRENTS_PLUS: Final = [
+    Struct(f"={_ENTRY}QQII{align8(DIRENTPLUS.size + length) - DIRENTPLUS.size}s").pack
+    for length in range(256)
 ]

@@ -14,9 +14,7 @@ Errors. An OSError goes to the kernel as it is. Of the store's, as NFS and CephF
     ObjectMissing, -Damaged   EIO     bytes that are wrong are never data
     anything else             EIO     with its traceback in the log
 Every EIO is logged at ERROR, every other errno at DEBUG. Opcodes without a row answer ENOSYS; the
-kernel then does without, for the life of the mount: LSEEK (holes are data), FALLOCATE (EOPNOTSUPP),
-COPY_FILE_RANGE (copies through the page cache), IOCTL (ENOTTY), POLL (always ready), TMPFILE
-(EOPNOTSUPP), GETLK and SETLK (never sent).
+kernel then does without, for the life of the mount: POLL (always ready).
 """
 
 from __future__ import annotations
@@ -27,12 +25,20 @@ from collections.abc import Callable
 from typing import Final
 
 from fsclient.filesystem import FileSystem
-from fsclient.fuse import dispatch_files, dispatch_names, dispatch_xattrs
+from fsclient.fuse import (
+    dispatch_files,
+    dispatch_flags,
+    dispatch_locks,
+    dispatch_names,
+    dispatch_ranges,
+    dispatch_xattrs,
+)
 from fsclient.fuse.operation import Operation
 from fsclient.fuse.pack import Answer
 from fsclient.fuse.protocol import OPCODES, Opcode
-from fsmeta.errors import Corrupt, Fenced, LimitExceeded, StoreError, StoreFull
-from fsmeta.types import Caller
+from fsclient.fuse.subdir import Serve, put_below, served_below
+from fsmeta.errors import Corrupt, Fenced, LimitExceeded, Refused, StoreError, StoreFull
+from fsmeta.types import ROOT_INO, Caller, Ino
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +53,14 @@ _STORE_ERRNOS: Final[tuple[tuple[type[StoreError], int], ...]] = (
 
 def operations(setxattr_ext: bool) -> list[Operation | None]:
     """The table, by opcode."""
-    rows = {**dispatch_names.OPERATIONS, **dispatch_xattrs.OPERATIONS, **dispatch_files.OPERATIONS}
+    rows = {
+        **dispatch_names.OPERATIONS,
+        **dispatch_xattrs.OPERATIONS,
+        **dispatch_flags.OPERATIONS,
+        **dispatch_files.OPERATIONS,
+        **dispatch_ranges.OPERATIONS,
+        **dispatch_locks.OPERATIONS,
+    }
     if not setxattr_ext:
         rows[Opcode.SETXATTR] = dispatch_xattrs.SETXATTR_OLD
     table: list[Operation | None] = [None] * OPCODES
@@ -72,13 +85,19 @@ class Dispatcher:
         setxattr_ext: bool = True,
         on_corrupt: Callable[[Corrupt], None] | None = None,
         trace: Callable[[str], None] | None = None,
+        root: Ino = ROOT_INO,
     ) -> None:
-        """`trace` gets one line for each request and its outcome (`-o debug`)."""
+        """`trace` gets a line for each request and its outcome (`-o debug`); `root` is mounted."""
         self._fs = fs
         self._table = operations(setxattr_ext)
         self._on_corrupt = on_corrupt
+        self._refused = ""  # what the object store has refused for good: said once
         self._trace = trace
-        self.serve = self._serve if trace is None else self._serve_traced
+        self.cancel = fs.cancel  # of a request that was put aside
+        self.serve: Serve = self._serve if trace is None else self._serve_traced
+        if root != ROOT_INO:
+            put_below(self._table, root)
+            self.serve = served_below(self.serve, root)
 
     def _serve(
         self, opcode: int, caller: Caller, ino: int, view: memoryview, end: int
@@ -130,7 +149,11 @@ class Dispatcher:
             return errno.EIO
         for kind, number in _STORE_ERRNOS:
             if isinstance(error, kind):
-                log.error("%s ino %d: %s: %s", name, ino, type(error).__name__, error)
+                again = isinstance(error, Refused) and str(error) == self._refused
+                level = logging.DEBUG if again else logging.ERROR
+                log.log(level, "%s ino %d: %s: %s", name, ino, type(error).__name__, error)
+                if isinstance(error, Refused):
+                    self._refused = str(error)
                 if isinstance(error, Corrupt) and self._on_corrupt is not None:
                     self._on_corrupt(error)
                 return number

@@ -1,11 +1,11 @@
 """Requests about open files and directories: the rows of the opcode table and their handlers.
 
 Called through the table in `dispatch`. See `dispatch_names` for the shape of parsers and handlers.
-A cookie is the number of names before the next one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Final
 
@@ -17,6 +17,7 @@ from fsclient.fuse.parse import BODY, name_at, no_args
 from fsclient.fuse.protocol import (
     FSYNC_FDATASYNC,
     OPEN_KILL_SUIDGID,
+    WRITE_CACHE,
     WRITE_KILL_SUIDGID,
     Opcode,
 )
@@ -25,10 +26,10 @@ from fsmeta.types import Caller, Ino
 _WRITE_DATA: Final = BODY + abi.WRITE_IN.size
 
 
-def _parse_create(view: memoryview, end: int) -> tuple[bytes, int, int, bool]:
-    flags, mode, _umask, open_flags = abi.CREATE_IN.unpack_from(view, BODY)
+def _parse_create(view: memoryview, end: int) -> tuple[bytes, int, int, bool, int]:
+    flags, mode, umask, open_flags = abi.CREATE_IN.unpack_from(view, BODY)
     name = name_at(view, BODY + abi.CREATE_IN.size, end)
-    return name, mode, flags, bool(open_flags & OPEN_KILL_SUIDGID)
+    return name, mode, flags, bool(open_flags & OPEN_KILL_SUIDGID), umask
 
 
 def _create(
@@ -39,8 +40,9 @@ def _create(
     mode: int,
     flags: int,
     kill_suid: bool,
+    umask: int,
 ) -> bytes:
-    return pack.create_out(*fs.create(caller, parent, name, mode, flags, kill_suid))
+    return pack.create_out(*fs.create(caller, parent, name, mode, flags, kill_suid, umask))
 
 
 def _parse_open(view: memoryview, _end: int) -> tuple[int, bool]:
@@ -61,9 +63,11 @@ def _read(fs: FileSystem, caller: Caller, ino: Ino, fh: int, offset: int, size: 
     return fs.read(caller, ino, fh, offset, size)
 
 
-def _parse_write(view: memoryview, end: int) -> tuple[int, int, memoryview, bool]:
-    fh, offset, _size, flags, _owner, _flags = abi.WRITE_IN.unpack_from(view, BODY)
-    return fh, offset, view[_WRITE_DATA:end], bool(flags & WRITE_KILL_SUIDGID)
+def _parse_write(view: memoryview, end: int) -> tuple[int, int, memoryview, bool, bool]:
+    fh, offset, _size, how, _owner, flags = abi.WRITE_IN.unpack_from(view, BODY)
+    data = view[_WRITE_DATA:end]
+    append = flags & os.O_APPEND and not how & WRITE_CACHE
+    return fh, offset, data, bool(how & WRITE_KILL_SUIDGID), bool(append)
 
 
 def _write(
@@ -74,17 +78,18 @@ def _write(
     offset: int,
     data: memoryview,
     kill_suid: bool,
+    append: bool,
 ) -> bytes:
-    return abi.WRITE_OUT.pack(fs.write(caller, ino, fh, offset, data, kill_suid))
+    return abi.WRITE_OUT.pack(fs.write(caller, ino, fh, offset, data, kill_suid, append))
 
 
-def _parse_flush(view: memoryview, _end: int) -> tuple[int]:
-    fh, _owner = abi.FLUSH_IN.unpack_from(view, BODY)
-    return (fh,)
+def _parse_flush(view: memoryview, _end: int) -> tuple[int, int]:
+    fh, owner = abi.FLUSH_IN.unpack_from(view, BODY)
+    return fh, owner
 
 
-def _flush(fs: FileSystem, caller: Caller, ino: Ino, fh: int) -> bytes:
-    fs.flush(caller, ino, fh)
+def _flush(fs: FileSystem, caller: Caller, ino: Ino, fh: int, owner: int) -> bytes:
+    fs.flush(caller, ino, fh, owner)
     return b""
 
 
@@ -112,15 +117,17 @@ def _opendir(fs: FileSystem, caller: Caller, ino: Ino, _flags: int, _kill_suid: 
     return pack.open_out(fs.opendir(caller, ino))
 
 
-def _readdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, begin: int, size: int) -> bytes:
-    names = fs.readdir(caller, ino, fh, begin, size // abi.DIRENT.size)
-    return pack.dirents(pack.fitting(names, size, abi.DIRENT.size), begin)
+def _readdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int) -> bytes:
+    names, cookies = fs.readdir(caller, ino, fh, cookie, size // abi.DIRENT.size)
+    return pack.dirents(names, cookies, size)
 
 
-def _readdirplus(fs: FileSystem, caller: Caller, ino: Ino, fh: int, begin: int, size: int) -> bytes:
-    names = fs.readdir(caller, ino, fh, begin, size // abi.DIRENTPLUS.size)
-    taken = pack.fitting(names, size, abi.DIRENTPLUS.size)
-    return pack.dirents_plus(taken, fs.entries(ino, taken), begin)
+def _readdirplus(
+    fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int
+) -> bytes:
+    names, cookies = fs.readdir(caller, ino, fh, cookie, size // abi.DIRENTPLUS.size)
+    taken = pack.fitting(names, size)
+    return pack.dirents_plus(taken, fs.entries(ino, taken), cookies)
 
 
 def _fsyncdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, _data_only: bool) -> bytes:

@@ -124,22 +124,26 @@ def _symlink(fs: FileSystem, caller: Caller, parent: Ino, name: bytes, target: b
     return pack.entry_out(fs.symlink(caller, parent, name, target))
 
 
-def _parse_mknod(view: memoryview, end: int) -> tuple[bytes, int, int]:
-    mode, rdev, _umask = abi.MKNOD_IN.unpack_from(view, BODY)
-    return name_at(view, BODY + abi.MKNOD_IN.size, end), mode, rdev
+def _parse_mknod(view: memoryview, end: int) -> tuple[bytes, int, int, int]:
+    mode, rdev, umask = abi.MKNOD_IN.unpack_from(view, BODY)
+    return name_at(view, BODY + abi.MKNOD_IN.size, end), mode, rdev, umask
 
 
-def _mknod(fs: FileSystem, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> bytes:
-    return pack.entry_out(fs.mknod(caller, parent, name, mode, rdev))
+def _mknod(
+    fs: FileSystem, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int, umask: int
+) -> bytes:
+    return pack.entry_out(fs.mknod(caller, parent, name, mode, rdev, umask))
 
 
-def _parse_mkdir(view: memoryview, end: int) -> tuple[bytes, int]:
-    mode, _umask = abi.MKDIR_IN.unpack_from(view, BODY)
-    return name_at(view, BODY + abi.MKDIR_IN.size, end), mode
+def _parse_mkdir(view: memoryview, end: int) -> tuple[bytes, int, int]:
+    mode, umask = abi.MKDIR_IN.unpack_from(view, BODY)
+    return name_at(view, BODY + abi.MKDIR_IN.size, end), mode, umask
 
 
-def _mkdir(fs: FileSystem, caller: Caller, parent: Ino, name: bytes, mode: int) -> bytes:
-    return pack.entry_out(fs.mkdir(caller, parent, name, mode))
+def _mkdir(
+    fs: FileSystem, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int
+) -> bytes:
+    return pack.entry_out(fs.mkdir(caller, parent, name, mode, umask))
 
 
 def _parse_link(view: memoryview, end: int) -> tuple[int, bytes]:

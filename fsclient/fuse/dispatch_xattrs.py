@@ -15,27 +15,33 @@ from fsclient.filesystem import FileSystem
 from fsclient.fuse import abi
 from fsclient.fuse.operation import Operation
 from fsclient.fuse.parse import BODY, one_name, split_at
-from fsclient.fuse.protocol import Opcode
+from fsclient.fuse.protocol import SETXATTR_ACL_KILL_SGID, Opcode
 from fsmeta.types import Caller, Ino
 
 
-def _parse_setxattr(view: memoryview, end: int) -> tuple[bytes, bytes, int]:
-    size, flags, _setxattr_flags = abi.SETXATTR_IN.unpack_from(view, BODY)
+def _parse_setxattr(view: memoryview, end: int) -> tuple[bytes, bytes, int, bool]:
+    size, flags, setxattr_flags = abi.SETXATTR_IN.unpack_from(view, BODY)
     name, rest = split_at(view, BODY + abi.SETXATTR_IN.size, end)
-    return name, rest[:size], flags
+    return name, rest[:size], flags, bool(setxattr_flags & SETXATTR_ACL_KILL_SGID)
 
 
-def _parse_setxattr_old(view: memoryview, end: int) -> tuple[bytes, bytes, int]:
+def _parse_setxattr_old(view: memoryview, end: int) -> tuple[bytes, bytes, int, bool]:
     """The request of a kernel without SETXATTR_EXT (before 5.12)."""
     size, flags = abi.SETXATTR_IN_OLD.unpack_from(view, BODY)
     name, rest = split_at(view, BODY + abi.SETXATTR_IN_OLD.size, end)
-    return name, rest[:size], flags
+    return name, rest[:size], flags, False
 
 
 def _setxattr(
-    fs: FileSystem, caller: Caller, ino: Ino, name: bytes, value: bytes, flags: int
+    fs: FileSystem,
+    caller: Caller,
+    ino: Ino,
+    name: bytes,
+    value: bytes,
+    flags: int,
+    kill_sgid: bool,
 ) -> bytes:
-    fs.setxattr(caller, ino, name, value, flags)
+    fs.setxattr(caller, ino, name, value, flags, kill_sgid)
     return b""
 
 

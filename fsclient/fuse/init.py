@@ -15,15 +15,19 @@ Taken when offered:
                             says so, which it does for every chown of a file
   CACHE_SYMLINKS            targets never change
   SETXATTR_EXT, INIT_EXT    longer forms of two structs
+  POSIX_ACL                 the kernel judges by ACLs, which it asks for and keeps as attributes.
+                            Not where the volume has none: of the root, which is there before INIT,
+                            it keeps no ACL, and asks at each path walk of who does not own it
+  DONT_MASK                 creations bring the umask along, which a default ACL makes void
   CREATE_SUPP_GROUP         creations name the caller's supplementary group that matches the
                             directory's, which S_ISGID rules need
   HAS_EXPIRE_ONLY           entries can be expired without tearing down what is below them
   DIRECT_IO_ALLOW_MMAP      mmap(2) keeps working on files opened for direct I/O
   ABORT_ERROR               an aborted connection says so
-Left: WRITEBACK_CACHE (close(2) must find our errors, and sizes are ours), POSIX_LOCKS and
-FLOCK_LOCKS (the kernel keeps locks local until the lock verbs exist), EXPORT_SUPPORT (NFS handles),
-DONT_MASK (the kernel applies the umask), SPLICE_* (Python would copy anyway), ALLOW_IDMAP (requests
-then carry no uid). Passthrough will need PASSTHROUGH and `max_stack_depth` 1.
+  POSIX_LOCKS, FLOCK_LOCKS  locks hold for all mounts; else the kernel keeps them to itself
+Left: WRITEBACK_CACHE (close(2) must find our errors, and sizes are ours), EXPORT_SUPPORT (NFS
+handles), SPLICE_* (Python would copy anyway), ALLOW_IDMAP (requests then carry no uid). PASSTHROUGH
+only where it is asked for, with a `max_stack_depth` of 1; no mount does so yet (`backing`).
 """
 
 from __future__ import annotations
@@ -47,10 +51,13 @@ _ALWAYS: Final = (
     | Init.CACHE_SYMLINKS
     | Init.SETXATTR_EXT
     | Init.INIT_EXT
+    | Init.DONT_MASK
     | Init.CREATE_SUPP_GROUP
     | Init.HAS_EXPIRE_ONLY
     | Init.DIRECT_IO_ALLOW_MMAP
     | Init.ABORT_ERROR
+    | Init.POSIX_LOCKS
+    | Init.FLOCK_LOCKS
 )
 
 
@@ -64,6 +71,8 @@ class KernelWants(NamedTuple):
     readdirplus_auto: bool = True  # else every listing brings attributes
     auto_inval_data: bool = False  # drop pages when a changed mtime is seen
     explicit_inval_data: bool = False  # keep pages when a changed size is seen
+    acl: bool = False  # let the kernel judge by ACLs
+    passthrough: bool = False  # open files may be backed by files of a local disk
 
     def flags(self) -> Init:
         """The flags to take where the kernel offers them."""
@@ -76,6 +85,10 @@ class KernelWants(NamedTuple):
             wanted |= Init.AUTO_INVAL_DATA
         if self.explicit_inval_data:
             wanted |= Init.EXPLICIT_INVAL_DATA
+        if self.acl:
+            wanted |= Init.POSIX_ACL
+        if self.passthrough:
+            wanted |= Init.PASSTHROUGH
         return wanted
 
 
@@ -113,12 +126,14 @@ def negotiate(offer: InitRequest, wants: KernelWants) -> Agreement | None:
     """What to agree on; None where the kernel is too old for us."""
     if offer.major < KERNEL_MAJOR or offer.minor < KERNEL_MINOR_LEAST:
         return None
+    flags = offer.flags & wants.flags()
     return Agreement(
         minor=min(offer.minor, KERNEL_MINOR),
-        flags=offer.flags & wants.flags(),
+        flags=flags,
         max_readahead_bytes=min(offer.max_readahead_bytes, wants.max_readahead_bytes),
         max_write_bytes=wants.max_write_bytes,
         max_background=wants.max_background,
+        max_stack_depth=1 if flags & Init.PASSTHROUGH else 0,
     )
 
 

@@ -20,19 +20,24 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
+from fsclient.filesystem import REMOUNTED_XATTR
 from fsclient.fuse.mount_options import MountOptions, parse_options
 from fsmeta.errors import ConfigError
 
 FUSE_TYPE: Final = "fuse.slicefs"
 DEVICE: Final = "/dev/fuse"
 FUSE_CONF: Final = "/etc/fuse.conf"
+MTAB: Final = "/etc/mtab"
 FUSERMOUNT: Final = "fusermount3"
 FUSERMOUNT_WAIT_S: Final = 60  # it only asks the kernel; longer means that something hangs
 READAHEAD_KIB: Final = 1024  # measured: 512 to 1024 read fastest, 128 and 4096 half as fast
 _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
+_MS_REMOUNT: Final = 32
+_GIVEN_BACK: Final = frozenset(("user_id", "group_id"))  # by mount(8), from what it saw mounted
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -88,6 +93,26 @@ def mount(mountpoint: str, source: str, options: Iterable[str] = ()) -> Mounted:
     return Mounted(_mount_as_user(path, source, parsed), path)
 
 
+def remount(mountpoint: str, options: Iterable[str]) -> None:
+    """`mount -o remount`: change the kernel's flags of a mount, `ro` and the like; ours stay.
+
+    Raises: ConfigError.
+    """
+    path = _without_asking(mountpoint)
+    info = find_mount(mountpoint)
+    if info is None or info.fstype != FUSE_TYPE:
+        raise ConfigError(f"{path} is no mount of SliceFS")
+    kept = [word for word in options if word.partition("=")[0] not in _GIVEN_BACK]
+    flags = parse_options(kept).flags | _MS_REMOUNT
+    arguments = (info.source.encode(), os.fsencode(path), FUSE_TYPE.encode())
+    if _libc.mount(*arguments, ctypes.c_ulong(flags), None) != 0:
+        number = ctypes.get_errno()
+        why = "files are open for writing" if number == errno.EBUSY else os.strerror(number)
+        raise ConfigError(f"can't remount {path}: {why}")
+    with suppress(OSError):  # who serves it may be of another version
+        os.getxattr(path, REMOUNTED_XATTR)
+
+
 def umount(mountpoint: str, lazy: bool = False) -> None:
     """Unmount; `lazy` detaches at once and ends when nobody uses it any more.
 
@@ -102,7 +127,7 @@ def umount(mountpoint: str, lazy: bool = False) -> None:
     command = [_fusermount(), "-u", *(["-z"] if lazy else []), "--", path]
     done = subprocess.run(command, capture_output=True, check=False, timeout=FUSERMOUNT_WAIT_S)
     if done.returncode != 0:
-        hint = f"; {_IN_USE.format(path=path)}" if os.path.ismount(path) else ""
+        hint = f"; {_IN_USE.format(path=path)}" if b"busy" in done.stderr else ""
         raise ConfigError(f"can't unmount {path}: {_last_line(done.stderr)}{hint}")
 
 
@@ -113,6 +138,18 @@ def find_mount(mountpoint: str) -> MountInfo | None:
     for info in _mounts("self"):
         if info.mountpoint == path:
             found = info
+    return found
+
+
+def find_flags(mountpoint: str) -> tuple[str, ...]:
+    """What /proc/self/mountinfo says of the topmost mount there: `rw`, `relatime` and the like."""
+    path = _without_asking(mountpoint)
+    found: tuple[str, ...] = ()
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            if parse_mountinfo(line).mountpoint == path:
+                fields = line.split()
+                found = (*fields[5].split(","), *fields[-1].split(","))
     return found
 
 
@@ -276,6 +313,13 @@ def _mount_as_user(path: str, source: str, options: MountOptions) -> int:
         )
     if not os.path.exists(DEVICE):
         raise ConfigError(f"no {DEVICE}: `modprobe fuse`, or give the container the device")
+    if not os.access(DEVICE, os.R_OK | os.W_OK):
+        raise ConfigError(f"you may not open {DEVICE}: as root run `chmod 666 {DEVICE}`")
+    if not os.path.exists(MTAB):
+        raise ConfigError(
+            f"no {MTAB}, without which {FUSERMOUNT} unmounts nothing: as root run "
+            f"`ln -s /proc/self/mounts {MTAB}`"
+        )
     words = [
         f"fsname={_escaped(source)}",
         f"subtype={FUSE_TYPE.partition('.')[2]}",

@@ -6,7 +6,7 @@ Called by `mount` and by the command line, which keeps its own options apart wit
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from fsmeta.errors import ConfigError
@@ -40,6 +40,10 @@ _CLEAR: Final = {
     "nostrictatime": _SET["strictatime"],
     "nolazytime": _SET["lazytime"],
 }
+# of these the last word counts
+ATIME_MODES: Final = ("noatime", "relatime", "strictatime")
+_ATIME_BITS: Final = _SET["noatime"] | _SET["relatime"] | _SET["strictatime"]
+_ABOUT_ATIME: Final = frozenset((*ATIME_MODES, "atime", "norelatime", "nostrictatime"))
 # mount(8) and systemd read these from fstab; they say nothing to us
 _IGNORED: Final = frozenset(
     (
@@ -54,7 +58,8 @@ _IGNORED: Final = frozenset(
         "default_permissions",
     )
 )
-_PLAIN: Final = frozenset(("allow_other",))
+_PLAIN: Final = frozenset(("allow_other", "acl", "noacl"))
+_ROOT_ONLY: Final = frozenset(("strictatime", "nodiratime"))  # of fusermount3 3.14
 _COMMENTS: Final = ("x-", "X-")
 
 
@@ -64,10 +69,17 @@ class MountOptions(NamedTuple):
     flags: int = 0  # MS_* of mount(2)
     allow_other: bool | None = None  # None: as root
     max_read_bytes: int = MAX_READ_BYTES
+    acl: bool | None = None  # whether the kernel judges by ACLs; None: where the volume has any
 
     def words(self) -> list[str]:
-        """The flags as fusermount3 spells them."""
-        return [word for word, bit in _SET.items() if self.flags & bit]
+        """The flags as fusermount3 spells them; `relatime` is what the kernel does unasked.
+
+        Raises: ConfigError for those that it does not pass on.
+        """
+        words = [word for word, bit in _SET.items() if self.flags & bit and word != "relatime"]
+        if refused := [word for word in words if word in _ROOT_ONLY]:
+            raise ConfigError(f"{refused[0]}: fusermount3 does not know it; mount as root for that")
+        return words
 
 
 def is_known(option: str) -> bool:
@@ -88,6 +100,22 @@ def is_read_only(options: Iterable[str]) -> bool:
     return bool(parse_options(options).flags & _SET["ro"])
 
 
+def with_atime(options: Sequence[str], mode: str | None) -> tuple[str, ...]:
+    """`options` with a word about atime: `mode`, or `noatime` where nothing is said.
+
+    So what the kernel shows for a mount is what the mount does.
+    Raises: ConfigError where both are said, and differ.
+    """
+    said = [word for word in options if word in _ABOUT_ATIME]
+    if not said:
+        return (*options, mode or "noatime")
+    flags = parse_options(said).flags
+    meant = next((each for each in ATIME_MODES if flags & _SET[each]), "relatime")
+    if mode is not None and mode != meant:
+        raise ConfigError(f"--atime-mode {mode} and -o {said[-1]} say different things: drop one")
+    return tuple(options)
+
+
 def parse_options(options: Iterable[str]) -> MountOptions:
     """The meaning of `-o` words, later ones winning.
 
@@ -96,18 +124,23 @@ def parse_options(options: Iterable[str]) -> MountOptions:
     flags = 0
     allow_other: bool | None = None
     max_read_bytes = MAX_READ_BYTES
+    acl: bool | None = None
     for option in options:
         word, equals, value = option.partition("=")
         if not is_known(option):
             raise ConfigError(f"unknown mount option {option!r}: see `slicefs mount --help`")
         if equals and word != "max_read" and not word.startswith(_COMMENTS):
             raise ConfigError(f"mount option {option!r}: {word} takes no value")
+        if word in ATIME_MODES:
+            flags &= ~_ATIME_BITS
         flags = (flags | _SET.get(word, 0)) & ~_CLEAR.get(word, 0)
         if word == "allow_other":
             allow_other = True
         elif word == "max_read":
             max_read_bytes = _max_read(value)
-    return MountOptions(flags, allow_other, max_read_bytes)
+        elif word in ("acl", "noacl"):
+            acl = word == "acl"
+    return MountOptions(flags, allow_other, max_read_bytes, acl)
 
 
 def _max_read(value: str) -> int:

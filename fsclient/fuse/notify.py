@@ -28,6 +28,7 @@ from typing import Final
 
 from fsclient.filesystem import Notifier
 from fsclient.fuse import abi, protocol
+from fsclient.fuse.reload import Reloader
 from fsmeta.types import Ino
 
 _NOT_CACHED: Final = frozenset((errno.ENOENT, errno.ENOTDIR))
@@ -39,14 +40,19 @@ _NO_PAGES: Final = -1  # an offset that spares the pages: fuse_reverse_inval_ino
 class KernelNotifier:
     """Notifications of one mount. Any thread may call that serves no request."""
 
-    def __init__(self, fd: int, expire_only: bool = False) -> None:
-        """`expire_only`: the kernel said HAS_EXPIRE_ONLY."""
+    def __init__(self, fd: int, expire_only: bool = False, mountpoint: str = "") -> None:
+        """`expire_only`: the kernel said HAS_EXPIRE_ONLY. `mountpoint`: for `reload`."""
         self._fd = fd
+        self._reloader = Reloader(mountpoint)
         self._entry_flags = protocol.EXPIRE_ONLY if expire_only else 0
         self._has_epoch = True  # until the kernel says otherwise
 
     def inval_inode(self, ino: Ino) -> None:
         self._send(protocol.NOTIFY_INVAL_INODE, abi.NOTIFY_INVAL_INODE.pack(ino, 0, _ALL))
+
+    def reload(self, ino: Ino) -> None:
+        self.inval_inode(ino)
+        self._reloader.reload(ino)
 
     def inval_attr(self, ino: Ino) -> None:
         self._send(protocol.NOTIFY_INVAL_INODE, abi.NOTIFY_INVAL_INODE.pack(ino, _NO_PAGES, _ALL))

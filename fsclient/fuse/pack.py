@@ -12,8 +12,10 @@ fast with 64 KiB, 128 KiB and 1 MiB, because each flush is a request; random rea
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 from fsclient.filesystem import Buffer, Entry, Opened, Stat
@@ -24,10 +26,11 @@ from fsclient.fuse.protocol import (
     FOPEN_KEEP_CACHE,
     FOPEN_NOFLUSH,
     FOPEN_PARALLEL_DIRECT_WRITES,
+    FOPEN_PASSTHROUGH,
     STATX_BASIC_STATS,
     STATX_BTIME,
 )
-from fsmeta.types import NAME_MAX, Attr, Dentry, StatFs
+from fsmeta.types import FLAG_NOATIME, FLAGS, NAME_MAX, Attr, Dentry, StatFs
 
 Answer: TypeAlias = bytes | Sequence[Buffer]
 
@@ -37,14 +40,17 @@ BLOCK_SIZE_BYTES: Final = 128 << 10
 STATFS_BLOCK_BYTES: Final = 4096
 UNLIMITED_SPACE_BYTES: Final = 1 << 50  # what df(1) shows of a volume without a limit: 1 PiB
 UNLIMITED_INODES: Final = 10 << 20
+FLAGS_SHOWN: Final = FLAGS & ~FLAG_NOATIME  # STATX_ATTR_* have the same values
 
+_AT_A_TIME: Final = 256  # records of a listing; those that don't fit at the end are made in vain
 _NO_ATTR: Final = (0,) * 16
 _NO_ENTRY: Final = bytes(abi.ENTRY_OUT.size)
+_NOTHING: Final = Entry(None, 0.0, 0.0)
 
 
 def _attr_fields(attr: Attr) -> tuple[int, ...]:
     """The values of `struct fuse_attr`."""
-    ino, mode, uid, gid, rdev, _, _, _, size, nlink, used, atime, mtime, ctime = attr
+    ino, mode, uid, gid, rdev, _, _, _, size, nlink, used, atime, mtime, ctime, _, _, _ = attr
     return (
         ino,
         size,
@@ -95,16 +101,17 @@ def attr_out(stat: Stat) -> bytes:
 
 def open_out(opened: Opened) -> bytes:
     """OPEN and OPENDIR."""
-    return abi.OPEN_OUT.pack(opened.fh, _open_flags(opened))
+    return abi.OPEN_OUT.pack(opened.fh, _open_flags(opened), opened.backing)
 
 
 def create_out(entry: Entry, opened: Opened) -> bytes:
     """CREATE: a name and an open file in one."""
-    return abi.CREATE_OUT.pack(*_entry_fields(entry), opened.fh, _open_flags(opened))
+    flags = _open_flags(opened)
+    return abi.CREATE_OUT.pack(*_entry_fields(entry), opened.fh, flags, opened.backing)
 
 
 def _open_flags(opened: Opened) -> int:
-    _, keep_cache, direct_io, cache_dir, no_flush = opened
+    _, keep_cache, direct_io, cache_dir, no_flush, backing = opened
     flags = FOPEN_KEEP_CACHE if keep_cache else 0
     if direct_io:
         flags |= FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES
@@ -112,41 +119,92 @@ def _open_flags(opened: Opened) -> int:
         flags |= FOPEN_CACHE_DIR
     if no_flush:
         flags |= FOPEN_NOFLUSH
-    return flags
+    return flags | FOPEN_PASSTHROUGH if backing else flags
 
 
-def fitting(names: Sequence[Dentry], size: int, head_bytes: int) -> Sequence[Dentry]:
-    """As many names from the beginning as fit in `size`, each behind a head and padded."""
+def fitting(names: Sequence[Dentry], size: int) -> Sequence[Dentry]:
+    """As many names from the beginning as fit in `size` as READDIRPLUS has them."""
     for count, (name, _, _) in enumerate(names):
-        size -= abi.align8(head_bytes + len(name))
+        size -= abi.align8(abi.DIRENTPLUS.size + len(name))
         if size < 0:
             return names[:count]
     return names
 
 
-def dirents(names: Sequence[Dentry], begin: int) -> bytes:
-    """READDIR: names, the first of which is number `begin`."""
-    page: list[bytes] = []
-    cookie = begin
-    for name, ino, kind in names:
-        cookie += 1
-        length = len(name)
-        page.append(abi.DIRENTS[length](ino, cookie, length, kind, name))
-    return b"".join(page)
+def dirents(names: Sequence[Dentry], cookies: Sequence[int], size: int) -> bytes:
+    """READDIR: as many names as fit in `size`, each with its cookie."""
+    pages: list[bytes] = []
+    for begin in range(0, len(names), _AT_A_TIME):
+        end = begin + _AT_A_TIME
+        records = [
+            abi.DIRENTS[len(name)](ino, cookie, len(name), kind, name)
+            for (name, ino, kind), cookie in zip(names[begin:end], cookies[begin:end], strict=True)
+        ]
+        page = b"".join(records)
+        if len(page) > size:
+            pages += _first(records, size)
+            break
+        pages.append(page)
+        size -= len(page)
+    return b"".join(pages)
 
 
-def dirents_plus(names: Sequence[Dentry], entries: Sequence[Entry | None], begin: int) -> bytes:
-    """READDIRPLUS: names with what they lead to; where that is None the kernel skips it."""
+def _first(records: list[bytes], size: int) -> list[bytes]:
+    """As many as fit."""
+    return records[: bisect_right(list(accumulate(map(len, records))), size)]
+
+
+def dirents_plus(
+    names: Sequence[Dentry], entries: Sequence[Entry | None], cookies: Sequence[int]
+) -> bytes:
+    """READDIRPLUS: names with what they lead to; where that is None the kernel skips it.
+
+    Written out, and not in terms of `_entry_fields`: a listing spends half of its time here.
+    """
     page: list[bytes] = []
-    cookie = begin
-    for (name, child, kind), entry in zip(names, entries, strict=True):
-        cookie += 1
+    for (name, child, kind), entry, cookie in zip(names, entries, cookies, strict=False):
         length = len(name)
-        if entry is None:
+        attr, entry_ttl, attr_ttl = entry or _NOTHING
+        if attr is None:
             page.append(_NO_ENTRY)
-        else:
-            page.append(abi.ENTRY_OUT.pack(*_entry_fields(entry)))
-        page.append(abi.DIRENTS[length](child, cookie, length, kind, name))
+            page.append(abi.DIRENTS[length](child, cookie, length, kind, name))
+            continue
+        ino, mode, uid, gid, rdev, _, _, _, size, nlink, used, atime, mtime, ctime, _, _, _ = attr
+        entry_s, attr_s, entry_ns, attr_ns = _ttls(entry_ttl, attr_ttl)
+        seconds = mtime // NS
+        nanos = mtime - seconds * NS
+        same = mtime == ctime == atime
+        page.append(
+            abi.DIRENTS_PLUS[length](
+                ino,
+                1,
+                entry_s,
+                attr_s,
+                entry_ns,
+                attr_ns,
+                ino,
+                size,
+                (used + 4095) >> 12 << 3,
+                seconds if same else atime // NS,
+                seconds,
+                seconds if same else ctime // NS,
+                nanos if same else atime % NS,
+                nanos,
+                nanos if same else ctime % NS,
+                mode,
+                nlink,
+                uid,
+                gid,
+                rdev,
+                BLOCK_SIZE_BYTES,
+                0,
+                child,
+                cookie,
+                length,
+                kind,
+                name,
+            )
+        )
     return b"".join(page)
 
 
@@ -160,7 +218,7 @@ def statx_out(stat: Stat) -> bytes:
         int((ttl - seconds) * NS),
         STATX_BASIC_STATS | STATX_BTIME,
         BLOCK_SIZE_BYTES,
-        0,
+        attr.flags & FLAGS_SHOWN,
         attr.nlink,
         attr.uid,
         attr.gid,
@@ -168,7 +226,7 @@ def statx_out(stat: Stat) -> bytes:
         attr.ino,
         attr.size,
         attr.space // 512,
-        0,
+        FLAGS_SHOWN,
         *(part for time_ns in times for part in divmod(time_ns, NS)),
         os.major(attr.rdev),
         os.minor(attr.rdev),

@@ -130,11 +130,15 @@ FOPEN_KEEP_CACHE: Final = 1 << 1
 FOPEN_CACHE_DIR: Final = 1 << 3
 FOPEN_NOFLUSH: Final = 1 << 5
 FOPEN_PARALLEL_DIRECT_WRITES: Final = 1 << 6
+FOPEN_PASSTHROUGH: Final = 1 << 7
 
 GETATTR_FH: Final = 1 << 0
+WRITE_CACHE: Final = 1 << 0  # pages of a map, written back from where they are
 WRITE_KILL_SUIDGID: Final = 1 << 2
 OPEN_KILL_SUIDGID: Final = 1 << 0
 FSYNC_FDATASYNC: Final = 1 << 0
+LK_FLOCK: Final = 1 << 0
+SETXATTR_ACL_KILL_SGID: Final = 1 << 0
 EXPIRE_ONLY: Final = 1 << 0
 
 NOTIFY_INVAL_INODE: Final = 2

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, NamedTuple
 
-from fsclient.filesystem import FileSystem
+from fsclient.filesystem import FileSystem, Notifier
 from fsclient.fuse import abi, init
 from fsclient.fuse.crew import Crew
 from fsclient.fuse.dispatch import Dispatcher
@@ -35,9 +35,11 @@ from fsclient.fuse.notify import KernelNotifier
 from fsclient.fuse.parse import BODY
 from fsclient.fuse.protocol import KERNEL_MAJOR, Init, Opcode
 from fsclient.fuse.stats import OpStats, SlotStats, summed
+from fsclient.fuse.subdir import NotifierBelow
 from fsclient.fuse.worker import GONE, RETRY, Worker, receive_buffer
 from fsmeta.errors import ConfigError, Corrupt
 from fsmeta.runtime import Runtime
+from fsmeta.types import ROOT_INO, Ino
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class SessionConfig(NamedTuple):
     trace: Callable[[str], None] | None = None  # gets a line for each request
     on_corrupt: Callable[[Corrupt], None] | None = None
     idle: IdlePolling | None = None
+    root: Ino = ROOT_INO  # the directory that is mounted
 
 
 class Session:
@@ -83,7 +86,7 @@ class Session:
         )
         self._max_write_bytes = self._config.wants.max_write_bytes
         self._dispatcher = Dispatcher(fs)
-        self.notifier = KernelNotifier(self._fd)
+        self.notifier: Notifier = KernelNotifier(self._fd)
 
     def run(self) -> None:
         """Serve until unmounted or stopped."""
@@ -96,12 +99,16 @@ class Session:
         Raises: ConfigError where the kernel is too old or the mount has gone.
         """
         agreed = self._handshake()
-        self.notifier = KernelNotifier(self._fd, bool(agreed.flags & Init.HAS_EXPIRE_ONLY))
+        expire_only = bool(agreed.flags & Init.HAS_EXPIRE_ONLY)
+        self.notifier = KernelNotifier(self._fd, expire_only, self._mountpoint)
+        if self._config.root != ROOT_INO:
+            self.notifier = NotifierBelow(self.notifier, self._config.root)
         self._dispatcher = Dispatcher(
             self._fs,
             bool(agreed.flags & Init.SETXATTR_EXT),
             self._config.on_corrupt,
             self._config.trace,
+            self._config.root,
         )
         self._max_write_bytes = agreed.max_write_bytes
         self._runtime.tell(self._crew)
@@ -128,6 +135,13 @@ class Session:
     def interrupted(self) -> bool:
         """Whether the request that the calling thread serves is to end with EINTR."""
         return self._interrupts.interrupted()
+
+    def answer(self, request: int, code: int) -> None:
+        """Answer a request that was put aside: with an errno, or 0. From any thread."""
+        try:
+            self._answer(request, code, b"")
+        except OSError as error:
+            log.debug("nobody waits for request %d: %s", request, error)
 
     def snapshot(self) -> dict[str, OpStats]:
         """Counts and latency of every operation so far, by name."""

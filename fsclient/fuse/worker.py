@@ -174,11 +174,11 @@ class Worker:
             log.debug("nobody waits for request %d: %s", unique, again)
 
     def _interrupt(self, unique: int) -> None:
-        """INTERRUPT: end the request it names, or have it sent again.
+        """INTERRUPT: end the request it names, be it served or put aside, or have it sent again.
 
         The worker that read the request may not have said so yet; EAGAIN queues the INTERRUPT once
         more, until its request is found or has been answered (then the kernel says ENOENT).
         """
         (target,) = abi.INTERRUPT_IN.unpack_from(self._view, BODY)
-        if not self._interrupts.interrupt(target):
+        if not self._interrupts.interrupt(target) and not self._dispatcher.cancel(target):
             self._reply(unique, errno.EAGAIN)

@@ -7,31 +7,34 @@ import stat
 from typing import NamedTuple
 
 from fsmeta import access, quota, schema
-from fsmeta.ops.inode import Env, get_place, put_attr, put_dentry, touch_dir
+from fsmeta.ops.acl import inherit
+from fsmeta.ops.inode import Env, get_place, put_attr, put_dentry, require, touch_dir
+from fsmeta.schema import Stable
 from fsmeta.transact import Txn
-from fsmeta.types import SYMLINK_MAX, Attr, FileType, Ino
+from fsmeta.types import FLAGS_INHERITED, SYMLINK_MAX, Attr, FileType, Ino
 
 
 class NewNode(NamedTuple):
     """What is to be made."""
 
     ino: Ino  # from `Meta`'s supply; a retry uses the same one
-    mode: int  # with the S_IFMT bits, umask applied
+    mode: int  # with the S_IFMT bits
     rdev: int = 0
     target: bytes = b""
+    umask: int = 0  # counts where the directory has no default ACL
 
 
 def create(txn: Txn, env: Env, parent: Ino, name: bytes, node: NewNode) -> Attr:
     """Make an inode of any type and give it a name; one round trip when the parent is known.
 
-    Raises: EEXIST, ENOENT, ENOTDIR, EACCES, ENAMETOOLONG, ENOSPC.
+    Raises: EEXIST, ENOENT, ENOTDIR, EACCES, ENAMETOOLONG, ENOSPC, EDQUOT.
     """
-    directory, dentry = get_place(txn, env, parent, name)
+    directory, dentry = get_place(txn, env, parent, name, vacant=True)
     if dentry is not None:
         raise OSError(errno.EEXIST, "the name exists")
-    access.require(env.caller, directory, access.WRITE)
-    mode, gid = access.inherit(env.caller, directory, node.mode)
-    attr = schema.new_attr(node.ino, mode, env.caller.uid, gid, parent, env.now_ns, node.rdev)
+    require(txn, env, directory, access.WRITE)
+    attr = born(txn, env, directory, parent, node)
+    mode = attr.mode
     is_dir = stat.S_ISDIR(mode)
     txn.require_empty(schema.inode_row(node.ino))  # true, and so we know that it has no xattrs
     if is_dir:
@@ -42,7 +45,20 @@ def create(txn: Txn, env: Env, parent: Ino, name: bytes, node: NewNode) -> Attr:
     put_attr(txn, attr)
     put_dentry(txn, parent, name, FileType.of_mode(mode), node.ino)
     touch_dir(txn, parent, env.now_ns, nlink_delta=int(is_dir))
-    quota.charge(txn, env.limits, space=0, inodes=1)
+    quota.charge(txn, env, attr, space=0, inodes=1)
+    return attr
+
+
+def born(txn: Txn, env: Env, directory: Stable, parent: Ino, node: NewNode) -> Attr:
+    """The attributes of a new inode in `directory`, with what that passes on."""
+    mode, gid = access.inherit(env.caller, directory, node.mode)
+    if not directory.default_acl:
+        mode &= ~node.umask
+    attr = schema.new_attr(
+        node.ino, mode, env.caller.uid, gid, parent, env.now_ns, node.rdev, env.born
+    )
+    if directory.flags or directory.default_acl:
+        attr = inherit(txn, attr._replace(flags=directory.flags & FLAGS_INHERITED), directory)
     return attr
 
 

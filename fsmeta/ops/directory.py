@@ -1,14 +1,18 @@
-"""readdirplus: pages of names, and the attributes of many inodes in one request."""
+"""Pages of names, and the attributes, or more, of many inodes in one request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from fsmeta import schema
-from fsmeta.cache import RowCache
+from fsmeta.cache import MISSING, RowCache
 from fsmeta.ops.lookup import known_attr
 from fsmeta.store import SCAN_PAGE, Page, Store
-from fsmeta.types import Attr, Ino
+from fsmeta.types import Attr, FileType, Ino
+
+_FIRST_CHUNK: Final = schema.chunk_field(0)
+_TO_READ: Final = (*schema.ATTR_FIELDS, _FIRST_CHUNK)  # what opening a file and reading it takes
 
 
 def page(
@@ -31,31 +35,57 @@ def attrs(store: Store, cache: RowCache, inos: Sequence[Ino]) -> dict[Ino, Attr]
     Each is true by itself, at some moment; no commit relies on them.
     """
     rows = schema.inode_rows(inos)
-    vouched = cache.vouched_among(rows)
+    if not cache.has_any(rows):  # as in a directory that is listed first
+        return _fetch_attrs(store, cache, inos, rows) if rows else {}
     found: dict[Ino, Attr] = {}
-    unknown: list[tuple[Ino, bytes]] = []
-    for ino, row in zip(inos, rows, strict=True):
-        attr = known_attr(cache, ino) if row in vouched else None
+    unknown: list[Ino] = []
+    for ino in inos:
+        attr = known_attr(cache, ino)
         if attr is None:
-            unknown.append((ino, row))
+            unknown.append(ino)
         else:
             found[ino] = attr
     if unknown:
-        found.update(_fetch_attrs(store, cache, unknown))
+        found.update(_fetch_attrs(store, cache, unknown, schema.inode_rows(unknown)))
     return found
 
 
 def _fetch_attrs(
-    store: Store, cache: RowCache, wanted: Sequence[tuple[Ino, bytes]]
+    store: Store, cache: RowCache, inos: Sequence[Ino], rows: Sequence[bytes]
 ) -> dict[Ino, Attr]:
-    """`attrs` of inodes and their rows, from the store."""
+    """`attrs` from the store; `rows` are those of `inos`."""
     mark = cache.mark()
-    values = store.read_many([row for _, row in wanted], schema.ATTR_FIELDS)
-    found: dict[Ino, Attr] = {}
-    fresh: dict[bytes, dict[bytes, bytes | None]] = {}
-    for (ino, row), (a, v) in zip(wanted, values, strict=True):
-        fresh[row] = {schema.ATTR_FIELD: a, schema.VOLATILE_FIELD: v}
-        if a is not None and v is not None:
-            found[ino] = schema.unpack_inode(ino, a, v)
+    values = store.read_many(rows, schema.ATTR_FIELDS)
+    fresh: dict[bytes, dict[bytes, bytes | None]] = {
+        row: {schema.ATTR_FIELD: a, schema.VOLATILE_FIELD: v}
+        for row, (a, v) in zip(rows, values, strict=True)
+    }
     cache.fill_rows(mark, fresh, store.vouches())
+    unpack = schema.unpack_inode
+    return {
+        ino: unpack(ino, a, v)
+        for ino, (a, v) in zip(inos, values, strict=True)
+        if a is not None and v is not None
+    }
+
+
+def unread(cache: RowCache, names: Iterable[bytes | None]) -> list[bytes]:
+    """The rows of those files among the values of names that can't be read without asking."""
+    found = []
+    for value in names:
+        if value and value[0] == FileType.REG:
+            row = schema.INODE_PREFIX + value[schema.DENTRY_INO_AT :]
+            if cache.get(row, _FIRST_CHUNK, need_vouched=True) is MISSING:
+                found.append(row)
     return found
+
+
+def bring(store: Store, cache: RowCache, rows: Sequence[bytes]) -> None:
+    """Remember of many files what opening and reading them takes; one request."""
+    mark = cache.mark()
+    values = store.read_many(rows, _TO_READ)
+    fresh = {
+        row: dict(zip(_TO_READ, found, strict=True))
+        for row, found in zip(rows, values, strict=True)
+    }
+    cache.fill_rows(mark, fresh, store.vouches())

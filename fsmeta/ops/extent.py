@@ -12,22 +12,34 @@ from collections.abc import Sequence
 from typing import Final
 
 from fsmeta import access, quota, schema
-from fsmeta.ops.inode import Changed, Env, get_attr
+from fsmeta.cache import Missing, RowCache
+from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
+from fsmeta.sealed import is_sealed
 from fsmeta.slices import covered
 from fsmeta.transact import Txn
 from fsmeta.types import (
+    AT_END,
+    AT_END_AGAIN,
     CHUNK_BYTES,
     FILE_SIZE_MAX,
     Attr,
     Caller,
     Ino,
     Slice,
+    SliceId,
     SliceKind,
-    Usage,
     space_of,
 )
 
+DROPS_A_FIELD: Final = 500  # of X: what the leader takes at once must fit into a commit
+_CAPABILITY_FIELD: Final = schema.xattr_field(b"security.capability")
 CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps (COMMIT_OPS_MAX)
+
+
+def known_chunk(cache: RowCache, ino: Ino, index: int) -> list[Slice] | None:
+    """`read_chunk` without asking the store; None where it has to be asked."""
+    value = cache.get(schema.inode_row(ino), schema.chunk_field(index), need_vouched=True)
+    return None if isinstance(value, Missing) else schema.unpack_slices(ino, index, value)
 
 
 def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
@@ -52,18 +64,24 @@ def write(
     mtime_ns: int,
     unprivileged: Caller | None,
 ) -> Changed:
-    """Add slices (chunk index, slice), whose data are already stored.
+    """Add slices (chunk index, slice), whose data are already stored; AT_END appends to the file.
 
-    The file grows to `length` if it is shorter; the data were written at `mtime_ns`, perhaps before
-    a chmod that is already here, so ctime does not go back. `unprivileged` has written some of them
-    without CAP_FSETID: S_ISUID goes together with the content that it was set for.
-    Raises: ESTALE, ENOSPC, EDQUOT.
+    The file grows to `length` if it is shorter; appends find out by themselves. The data were
+    written at `mtime_ns`, perhaps before a chmod that is already here, so ctime does not go back.
+    `unprivileged` has written some of them without CAP_FSETID: S_ISUID goes together with the
+    content that it was set for.
+    Raises: ESTALE, ENOSPC, EDQUOT, EROFS.
     """
+    require_unsealed(ino)
     attr = get_attr(txn, ino)
     row = schema.inode_row(ino)
     by_chunk: dict[int, list[Slice]] = {}
     for index, piece in batch:
         by_chunk.setdefault(index, []).append(piece)
+    if AT_END in by_chunk or AT_END_AGAIN in by_chunk:
+        by_chunk, length = _placed(txn, attr, batch)
+        # the kernel does this before writes through its cache, which not all appends go through
+        txn.delete(row, _CAPABILITY_FIELD)
     overlapped = [
         (row, schema.chunk_field(index))
         for index, new in by_chunk.items()
@@ -81,13 +99,55 @@ def write(
     assert size > CHUNK_BYTES * max(by_chunk, default=-1), "a chunk begins below the file's end"
     new_attr = attr._replace(size=size, used=used, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
     if attr.nlink:
-        quota.charge(txn, env.limits, space=new_attr.space - attr.space, inodes=0)
+        quota.charge(txn, env, attr, space=new_attr.space - attr.space, inodes=0)
     txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(new_attr))
     mode = attr.mode if unprivileged is None else access.drop_suid(unprivileged, attr)
     if mode != attr.mode:
         new_attr = new_attr._replace(mode=mode)
         txn.put(row, schema.ATTR_FIELD, schema.pack_attr(new_attr))
     return Changed(attr, new_attr)
+
+
+def _placed(
+    txn: Txn, attr: Attr, batch: Sequence[tuple[int, Slice]]
+) -> tuple[dict[int, list[Slice]], int]:
+    """Slices by chunk, each append where the file ends by then; and where it ends after all.
+
+    A slice that comes to lie across the end of a chunk has two users. Raises: EFBIG.
+    """
+    known: set[SliceId] = set()
+    if any(index == AT_END_AGAIN for index, _ in batch):
+        for index, value in chunks_of(txn, attr, 0):
+            txn.expect(schema.inode_row(attr.ino), schema.chunk_field(index), value)
+            known.update(each.id for each in schema.unpack_slices(attr.ino, index, value))
+    by_chunk: dict[int, list[Slice]] = {}
+    end = attr.size
+    for index, piece in batch:
+        if index >= 0:
+            by_chunk.setdefault(index, []).append(piece)
+            end = max(end, index * CHUNK_BYTES + piece.end)
+        elif piece.id not in known:
+            if end + piece.length > FILE_SIZE_MAX:
+                raise OSError(errno.EFBIG, f"append at {end}")
+            parts = split(piece, end)
+            for at, part in parts:
+                by_chunk.setdefault(at, []).append(part)
+            txn.add(schema.SHARED_SLICES, schema.pack_u64(piece.id), len(parts) - 1)
+            end += piece.length
+    return by_chunk, end
+
+
+def split(piece: Slice, begin: int) -> list[tuple[int, Slice]]:
+    """`piece` at the offset `begin` of a file, as one record for each chunk that it touches."""
+    parts: list[tuple[int, Slice]] = []
+    at, left = begin, piece.length
+    while left:
+        index, pos = divmod(at, CHUNK_BYTES)
+        length = min(left, CHUNK_BYTES - pos)
+        off = piece.off + piece.length - left
+        parts.append((index, piece._replace(pos=pos, off=off, length=length)))
+        at, left = at + length, left - length
+    return parts
 
 
 def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:
@@ -105,30 +165,33 @@ def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:
         raise OSError(errno.EFBIG, f"size {size}")
     if size >= attr.size or not attr.used:
         return attr._replace(size=size)
-    chunks = _chunks(txn, attr, size // CHUNK_BYTES)
+    chunks = chunks_of(txn, attr, size // CHUNK_BYTES)
     if len(chunks) > CHUNKS_A_COMMIT:
         chunks = chunks[-CHUNKS_A_COMMIT:]
         size = chunks[0][0] * CHUNK_BYTES
     used = attr.used - _cut(txn, attr.ino, chunks, size)
     if attr.nlink:
-        quota.charge(txn, env.limits, space=space_of(used) - attr.space, inodes=0)
+        quota.charge(txn, env, attr, space=space_of(used) - attr.space, inodes=0)
     return attr._replace(size=size, used=used)
 
 
-def _chunks(txn: Txn, attr: Attr, begin: int) -> list[tuple[int, bytes]]:
-    """What the chunks from index `begin` on hold, in order; those that hold nothing are left out.
+def chunks_of(txn: Txn, attr: Attr, begin: int, end: int | None = None) -> list[tuple[int, bytes]]:
+    """What the chunks `begin..end` hold, in order; those that hold nothing are left out.
+
+    Without `end`, all from `begin` on.
 
     No chunk begins at or beyond the file's size, so a few can be asked for by name, and what is
     remembered need not be asked for. That others appear meanwhile shows in `v`.
     """
     row = schema.inode_row(attr.ino)
-    indexes = range(begin, (attr.size - 1) // CHUNK_BYTES + 1)
+    last = (attr.size - 1) // CHUNK_BYTES + 1
+    indexes = range(begin, last if end is None else min(end, last))
     if len(indexes) <= CHUNKS_A_COMMIT:
         values = txn.get_many([(row, schema.chunk_field(index)) for index in indexes])
         return [(index, value) for index, value in zip(indexes, values, strict=True) if value]
     fields = txn.get_row(row)
     names = sorted(field for field in fields if field[:1] == b"c")
-    return [(schema.id_of(name), fields[name]) for name in names if schema.id_of(name) >= begin]
+    return [(schema.id_of(name), fields[name]) for name in names if schema.id_of(name) in indexes]
 
 
 def _cut(txn: Txn, ino: Ino, chunks: Sequence[tuple[int, bytes]], size: int) -> int:
@@ -146,16 +209,36 @@ def _cut(txn: Txn, ino: Ino, chunks: Sequence[tuple[int, bytes]], size: int) -> 
             lost += covered(old)
         elif any(each.end > pos for each in old):
             end = schema.hole(pos, CHUNK_BYTES - pos)
-            txn.append(row, field, schema.pack_slices([end]))
-            lost += covered(old) - covered([*old, end])
+            left = covered([*old, end])
+            if left:
+                txn.append(row, field, schema.pack_slices([end]))
+            else:  # a file that uses nothing lists nothing, see `change_size`
+                txn.delete(row, field)
+                bury(txn, old)
+            lost += covered(old) - left
     return lost
 
 
-def bury(txn: Txn, slices: Sequence[Slice]) -> None:
-    """Record what was in one chunk and is in none now, for the background worker to delete."""
-    dead = [(each.id, each.size) for each in slices if each.kind is not SliceKind.HOLE]
-    if dead:
-        txn.put(schema.DEAD_SLICES, schema.pack_u64(dead[0][0]), schema.pack_dead(dead))
+def bury(txn: Txn, slices: Sequence[Slice], kept: Sequence[Slice] = ()) -> None:
+    """A chunk that listed `slices` and `kept` lists only `kept`: record what it has dropped.
+
+    Whether others use those, the background worker finds out.
+    """
+    still = {each.id for each in kept}
+    dead = {
+        each.id: each.size
+        for each in slices
+        if each.kind is not SliceKind.HOLE and each.id not in still
+    }
+    record_drops(txn, list(dead.items()))
+
+
+def record_drops(txn: Txn, drops: Sequence[tuple[SliceId, int]]) -> None:
+    """Each of these (id, size) was dropped by a chunk, or as often by so many."""
+    for begin in range(0, len(drops), DROPS_A_FIELD):
+        part = drops[begin : begin + DROPS_A_FIELD]
+        # others may have dropped the same slice before, if it is shared
+        txn.append(schema.DEAD_SLICES, schema.pack_u64(part[0][0]), schema.pack_dead(part))
 
 
 def replace_prefix(
@@ -166,11 +249,10 @@ def replace_prefix(
     What was appended meanwhile stays behind them. Small holes have become zeros, which take space
     from here on. False where somebody else was first; then the caller owns `new` and deletes it.
     """
-    del env
     row, field = schema.inode_row(ino), schema.chunk_field(index)
     value = txn.get(row, field)
     prefix = schema.pack_slices(old)
-    if value is None or not value.startswith(prefix):
+    if is_sealed(ino) or value is None or not value.startswith(prefix):
         return False
     rest = value[len(prefix) :]
     packed = schema.pack_slices(new) + rest
@@ -181,10 +263,11 @@ def replace_prefix(
         used = attr.used + grown
         txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(attr._replace(used=used)))
         if attr.nlink:  # nobody asked for it, so no limit stops it
-            quota.charge(txn, Usage(0, 0), space=space_of(used) - attr.space, inodes=0)
+            space = space_of(used) - attr.space
+            quota.charge(txn, env, attr, space=space, inodes=0, limited=False)
     if packed:
         txn.put(row, field, packed)
     else:
         txn.delete(row, field)
-    bury(txn, old)
+    bury(txn, old, kept=[*new, *later])
     return True

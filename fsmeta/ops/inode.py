@@ -7,17 +7,24 @@ import stat
 from typing import NamedTuple
 
 from fsmeta import access, schema
+from fsmeta.acl import Acl, unpack_record
 from fsmeta.schema import Stable
+from fsmeta.sealed import SEALED_INO, SHELVES, is_sealed, is_shelf, shelf_attr
 from fsmeta.transact import Txn
+from fsmeta.trash import TRASH_INO, directory_attr, is_trash
 from fsmeta.types import NAME_MAX, NO_PARENT, ROOT_INO, Attr, Caller, FileType, Ino, Usage
 
 
 class Env(NamedTuple):
-    """Who calls, when, and within which limits of the volume."""
+    """Who calls, when, and under which settings of the volume."""
 
     caller: Caller
     now_ns: int
     limits: Usage
+    epoch: int = 0  # inodes with this mark are charged to quotas; 0: none is
+    born: int = 0  # the mark of what is made: the epoch, or 0 while not everybody charges
+    trash: Ino = NO_PARENT  # where what loses its last name goes; NO_PARENT: away
+    trash_is_new: bool = False  # T may not list it yet
 
 
 class Changed(NamedTuple):
@@ -41,7 +48,7 @@ def get_attr(txn: Txn, ino: Ino) -> Attr:
     """
     a, v = txn.get_many(schema.attr_keys(ino))
     if a is None or v is None:
-        raise OSError(errno.ESTALE, f"inode {ino} is gone")
+        return _unstored(ino)
     return schema.unpack_inode(ino, a, v)
 
 
@@ -49,8 +56,35 @@ def get_stable(txn: Txn, ino: Ino) -> Stable:
     """What does not change with every write. Raises: ESTALE."""
     a = txn.get(schema.inode_row(ino), schema.ATTR_FIELD)
     if a is None:
-        raise OSError(errno.ESTALE, f"inode {ino} is gone")
+        attr = _unstored(ino)
+        return Stable(attr.mode, attr.uid, attr.gid, 0, 0, attr.parent, attr.btime_ns, 0, 0, 0)
     return schema.unpack_stable(ino, a)
+
+
+def _unstored(ino: Ino) -> Attr:
+    """The attributes of an inode without records. Raises: ESTALE."""
+    if is_trash(ino):
+        return directory_attr(ino)
+    if is_shelf(ino):
+        return shelf_attr(ino)
+    raise OSError(errno.ESTALE, f"inode {ino} is gone")
+
+
+def require_unsealed(ino: Ino) -> None:
+    """Raises: EROFS for what is in a snapshot, whoever asks."""
+    if ino >= SEALED_INO and is_sealed(ino):
+        raise OSError(errno.EROFS, "is in a snapshot")
+
+
+def get_acl(txn: Txn, number: int) -> Acl:
+    """The ACL that an inode names. Raises: Corrupt."""
+    return unpack_record(number, txn.get(schema.acl_row(number), schema.ACL_FIELD))
+
+
+def require(txn: Txn, env: Env, inode: access.Owned, mask: int) -> None:
+    """`access.require` with the ACL where it counts. Raises: EACCES, EPERM."""
+    acl = get_acl(txn, inode.acl) if access.needs_acl(env.caller, inode) else None
+    access.require(env.caller, inode, mask, acl)
 
 
 def get_parent(txn: Txn, env: Env, ino: Ino, mask: int) -> Stable:
@@ -61,23 +95,31 @@ def get_parent(txn: Txn, env: Env, ino: Ino, mask: int) -> Stable:
     parent = get_stable(txn, ino)
     if not stat.S_ISDIR(parent.mode):
         raise OSError(errno.ENOTDIR, f"inode {ino} is not a directory")
-    access.require(env.caller, parent, mask)
-    if parent.parent == NO_PARENT and ino != ROOT_INO:
+    require(txn, env, parent, mask)
+    if (parent.parent == NO_PARENT and ino != ROOT_INO) or parent.parent > TRASH_INO:
         raise OSError(errno.ENOENT, f"directory {ino} has been removed")
     return parent
 
 
-def get_place(txn: Txn, env: Env, parent: Ino, name: bytes) -> tuple[Stable, bytes | None]:
+def get_place(
+    txn: Txn, env: Env, parent: Ino, name: bytes, vacant: bool = False
+) -> tuple[Stable, bytes | None]:
     """The directory `parent`, searchable by the caller, and the dentry of `name` in it, if any.
 
-    One request where neither is known. Raises: as `get_parent`, ENAMETOOLONG, EINVAL.
+    For who is about to change the name. One request where neither is known. `vacant`: the verb
+    wants the name to be free, as the kernel has just been told it is, so that is not asked for by
+    itself.
+    Raises: as `get_parent`, ENAMETOOLONG, EINVAL, EROFS.
     """
+    require_unsealed(parent)
     row = schema.dir_row(parent)
     if not 0 < len(name) <= NAME_MAX:
         get_parent(txn, env, parent, access.EXECUTE)  # who may not search is told that first
     check_name(name)
-    txn.get_many(((schema.inode_row(parent), schema.ATTR_FIELD), (row, name)))
-    return get_parent(txn, env, parent, access.EXECUTE), txn.reads[(row, name)]
+    key = (row, name)
+    free = key if vacant and env.caller.checked else None
+    txn.get_many(((schema.inode_row(parent), schema.ATTR_FIELD), key), vacant=free)
+    return get_parent(txn, env, parent, access.EXECUTE), txn.reads[key]
 
 
 def check_name(name: bytes) -> None:
@@ -124,5 +166,7 @@ def put_dentry(txn: Txn, parent: Ino, name: bytes, kind: FileType, ino: Ino) -> 
 
 def touch_dir(txn: Txn, ino: Ino, now_ns: int, nlink_delta: int = 0) -> None:
     """Names in a directory have changed: mtime and ctime, and its count of subdirectories."""
+    if ino >= SHELVES:
+        return  # these, and the trash's directories, have no times
     row = schema.inode_row(ino)
     txn.merge(row, schema.VOLATILE_FIELD, schema.touch_parts(now_ns, nlink_delta))

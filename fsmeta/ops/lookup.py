@@ -13,7 +13,15 @@ from typing import Final
 from fsmeta import access as rules
 from fsmeta import schema
 from fsmeta.cache import RowCache
-from fsmeta.ops.inode import Env, check_name, find, get_attr, get_parent
+from fsmeta.ops.inode import (
+    Env,
+    check_name,
+    find,
+    get_attr,
+    get_parent,
+    require,
+    require_unsealed,
+)
 from fsmeta.transact import Txn
 from fsmeta.types import NAME_MAX, ROOT_INO, Attr, Ino
 
@@ -22,7 +30,8 @@ _DOTS: Final = (b".", b"..")
 
 def known_attr(cache: RowCache, ino: Ino) -> Attr | None:
     """`getattr_` without asking the store; None where it has to be asked."""
-    fields = cache.vouched(schema.inode_row(ino))
+    row = schema.inode_row(ino)
+    fields = cache.vouched(row) or cache.busy.recent(row)
     if fields is None:
         return None
     a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
@@ -42,6 +51,14 @@ def known_name(cache: RowCache, parent: Ino, name: bytes) -> Attr | None:
     if not isinstance(value, bytes):
         return None
     return known_attr(cache, schema.unpack_dentry(row, name, value)[1])
+
+
+def known_child(cache: RowCache, parent: Ino, name: bytes) -> Ino | None:
+    """The inode that `name` in `parent` leads to, without asking the store; None where that is not
+    known, or there is none."""
+    row = schema.dir_row(parent)
+    value = cache.get(row, name, need_vouched=True)
+    return schema.unpack_dentry(row, name, value)[1] if isinstance(value, bytes) else None
 
 
 def lookup(txn: Txn, env: Env, parent: Ino, name: bytes) -> Attr:
@@ -81,10 +98,15 @@ def open_(txn: Txn, env: Env, ino: Ino) -> Attr:
 
 
 def access(txn: Txn, env: Env, ino: Ino, mask: int) -> None:
-    """access(2). Raises: EACCES, ESTALE."""
-    attr = get_attr(txn, ino)
-    if not rules.allows(env.caller, attr, mask):
-        raise OSError(errno.EACCES, "permission denied")
+    """access(2). Raises: EACCES, EPERM, EROFS, ESTALE."""
+    require_known(txn, env, get_attr(txn, ino), mask)
+
+
+def require_known(txn: Txn, env: Env, attr: Attr, mask: int) -> None:
+    """`access` by attributes that have just been read. Raises: EACCES, EPERM, EROFS."""
+    if mask & rules.WRITE:
+        require_unsealed(attr.ino)
+    require(txn, env, attr, mask)
 
 
 def readlink(txn: Txn, env: Env, ino: Ino) -> bytes:

@@ -4,19 +4,25 @@ Deletion waits for readers, on every mount. One client leads. It notes what is i
 for a new *round*. A session that confirms round N says: those of my open files that are orphans are
 recorded as held, and no read of mine still uses a slice list from before N. When every live session
 has confirmed, what was noted before N and is not held may go.
+
+X lists what chunks have *dropped*. A slice that is shared (R) is used until each of its users has
+dropped it; `last_uses` tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from fsmeta import schema
 from fsmeta.ops.extent import bury
-from fsmeta.schema import SessionRecord
+from fsmeta.schema_packing import PACKED
+from fsmeta.schema_sessions import SessionRecord, unpack_session
+from fsmeta.store import Key
 from fsmeta.transact import Txn
-from fsmeta.types import Ino, SessionId
+from fsmeta.types import Ino, SessionId, SliceId
 
+Drops: TypeAlias = Mapping[bytes, list[tuple[SliceId, int]]]  # by field of X
 CHUNKS_A_PURGE: Final = 800  # of one inode; a larger file takes several commits
 
 
@@ -34,17 +40,28 @@ def take_lead(txn: Txn, sid: SessionId, believed_dead: SessionId | None) -> bool
     return True
 
 
-def leader(txn: Txn) -> SessionRecord | None:
-    """The session that leads, unless it has ended."""
-    value = txn.get(schema.BACKGROUND, schema.LEADER)
+def leader(txn: Txn, guess: SessionId | None = None) -> SessionRecord | None:
+    """The session that leads, unless it has ended. One request if `guess` is right."""
+    keys = [(schema.BACKGROUND, schema.LEADER)]
+    if guess is not None:
+        keys.append((schema.SESSIONS, schema.pack_u64(guess)))
+    value = txn.get_many(keys)[0]
     record = txn.get(schema.SESSIONS, value) if value else None
-    return schema.unpack_session(value, record) if value and record else None
+    return unpack_session(value, record) if value and record else None
 
 
-def current_round(txn: Txn) -> int:
-    """The round that sessions are asked to confirm; 0 before the first."""
-    value = txn.get(schema.BACKGROUND, schema.ROUND)
-    return schema.unpack_count(schema.BACKGROUND, schema.ROUND, value)
+def round_and_ids(txn: Txn, sid: SessionId | None) -> tuple[int, int, bytes | None]:
+    """The current round, 0 before the first; the next slice id that nobody has; and what a session
+    has written of itself."""
+    keys = [(schema.BACKGROUND, schema.ROUND), (schema.COUNTERS, schema.NEXT_SLICE)]
+    if sid is not None:
+        keys.append((schema.SESSIONS, schema.pack_u64(sid)))
+    current, slices, *ours = txn.get_many(keys)
+    return (
+        schema.unpack_count(schema.BACKGROUND, schema.ROUND, current),
+        schema.unpack_count(schema.COUNTERS, schema.NEXT_SLICE, slices),
+        ours[0] if ours else None,
+    )
 
 
 def next_round(txn: Txn, sid: SessionId) -> int | None:
@@ -69,7 +86,10 @@ def purge(txn: Txn, inos: Sequence[Ino]) -> int:
     rows = txn.get_rows([schema.inode_row(ino) for ino in inos])
     for ino, fields in zip(inos, rows, strict=True):
         row = schema.inode_row(ino)
-        txn.expect(row, schema.VOLATILE_FIELD, fields.get(schema.VOLATILE_FIELD))
+        a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
+        txn.expect(row, schema.VOLATILE_FIELD, v)
+        if a and v and schema.unpack_inode(ino, a, v).nlink:
+            continue  # link(2) has given it a name since
         chunks = [field for field in fields if field[:1] == b"c"]
         for field in chunks[:budget]:
             txn.expect(row, field, fields[field])
@@ -85,7 +105,72 @@ def purge(txn: Txn, inos: Sequence[Ino]) -> int:
     return left
 
 
-def forget_dead(txn: Txn, keys: Sequence[bytes]) -> None:
-    """The objects of these entries of X are deleted."""
-    for key in keys:
-        txn.delete(schema.DEAD_SLICES, key)
+class LastUses(NamedTuple):
+    """What is to become of drops: slices that nobody uses now, and those that others do."""
+
+    gone: list[tuple[SliceId, int]]
+    shared: list[SliceId]
+
+
+def last_uses(txn: Txn, sid: SessionId, number: int, noted: Drops) -> LastUses | None:
+    """Which of the slices in `noted` were dropped by everybody who used them.
+
+    None where `sid` leads no longer, or another round than `number` has begun: then others may have
+    dealt with these. All is read at one moment.
+    """
+    counts = count_drops(noted)
+    keys: list[Key] = [(schema.BACKGROUND, schema.LEADER), (schema.BACKGROUND, schema.ROUND)]
+    keys += [(schema.SHARED_SLICES, schema.pack_u64(each)) for each in counts]
+    lead, current, *uses = txn.get_many(keys)
+    ours = lead == schema.pack_u64(sid)
+    if not ours or schema.unpack_count(schema.BACKGROUND, schema.ROUND, current) != number:
+        return None
+    gone: list[tuple[SliceId, int]] = []
+    shared: list[SliceId] = []
+    for (slice_id, (drops, size)), value in zip(counts.items(), uses, strict=True):
+        if value is not None:
+            shared.append(slice_id)
+        if drops > schema.unpack_count(schema.SHARED_SLICES, schema.pack_u64(slice_id), value):
+            gone.append((slice_id, size))
+    return LastUses(gone, shared)
+
+
+def forget_dead(txn: Txn, noted: Drops, shared: Sequence[SliceId]) -> None:
+    """These drops have been dealt with: objects are deleted, or others use the slices of `shared`.
+
+    What has been added to a field since it was noted stays; what somebody else has forgotten is
+    counted off no more.
+    """
+    row = schema.DEAD_SLICES
+    shares = [(schema.SHARED_SLICES, schema.pack_u64(each)) for each in shared]
+    values = txn.get_many([*((row, field) for field in noted), *shares])
+    done: dict[bytes, list[tuple[SliceId, int]]] = {}
+    for (field, dead), value in zip(noted.items(), values[: len(noted)], strict=True):
+        packed = schema.pack_dead(dead)
+        if value is None or not value.startswith(packed):
+            continue
+        done[field] = dead
+        if value == packed:
+            txn.delete(row, field)
+        else:
+            txn.put(row, field, value[len(packed) :])
+    counts = count_drops(done)
+    for slice_id, key, value in zip(shared, shares, values[len(noted) :], strict=True):
+        drops, _ = counts.get(slice_id, (0, 0))
+        if not drops or value is None:
+            continue
+        left = schema.unpack_count(*key, value) - drops
+        if left > 0:
+            txn.put(*key, b"%d" % left)
+        else:
+            txn.delete(*key)
+            txn.delete(PACKED, key[1])
+
+
+def count_drops(noted: Drops) -> dict[SliceId, tuple[int, int]]:
+    """How often each slice was dropped, and its size."""
+    counts: dict[SliceId, tuple[int, int]] = {}
+    for dead in noted.values():
+        for slice_id, size in dead:
+            counts[slice_id] = (counts.get(slice_id, (0, 0))[0] + 1, size)
+    return counts

@@ -7,13 +7,26 @@ the new parent to the root reads every `a` record on the way, and the commit che
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from fsmeta import access, schema
-from fsmeta.ops.inode import Env, Found, check_name, fetch, find, get_parent, get_stable, touch_dir
+from fsmeta import access, quota, schema
+from fsmeta.ops.inode import (
+    Env,
+    Found,
+    check_name,
+    fetch,
+    find,
+    get_parent,
+    get_stable,
+    require,
+    require_unsealed,
+    touch_dir,
+)
 from fsmeta.ops.inode import put_dentry as put_name
 from fsmeta.ops.remove import drop_dir, drop_name, move_parent_count, require_removable
 from fsmeta.transact import Txn
+from fsmeta.trash import TRASH_INO
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, FileType, Ino
 
 NOREPLACE: Final = 1
@@ -38,10 +51,15 @@ class Renamed(NamedTuple):
 def rename(txn: Txn, env: Env, old: Place, new: Place, flags: int) -> Renamed:
     """Move the name `old` to `new`; what was there is replaced, or trades places (EXCHANGE).
 
-    Raises: ENOENT, EEXIST, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL, EACCES, EPERM.
+    Out of the trash it may go, not into it.
+    Raises: ENOENT, EEXIST, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL, EACCES, EPERM, EDQUOT.
     """
     if flags not in (0, NOREPLACE, EXCHANGE):
         raise OSError(errno.EINVAL, f"rename flags {flags:#x}")
+    if new.parent >= TRASH_INO or (old.parent >= TRASH_INO and flags == EXCHANGE):
+        raise OSError(errno.EPERM, "only deleting puts something into the trash")
+    require_unsealed(old.parent)
+    require_unsealed(new.parent)
     fetch(txn, (old.parent, new.parent), (old, new))
     old_dir = get_parent(txn, env, old.parent, access.EXECUTE)
     new_dir = get_parent(txn, env, new.parent, access.EXECUTE)
@@ -59,11 +77,11 @@ def rename(txn: Txn, env: Env, old: Place, new: Place, flags: int) -> Renamed:
         _require_no_loop(txn, source, target, old, new, flags)
     if target is not None and target.attr.ino == source.attr.ino:
         return Renamed(source.attr, None)
-    require_removable(env, old_dir, source.attr)
+    require_removable(txn, env, old_dir, source.attr)
     if target is None:
-        access.require(env.caller, new_dir, access.WRITE | access.EXECUTE)
+        require(txn, env, new_dir, access.WRITE | access.EXECUTE)
     else:
-        require_removable(env, new_dir, target.attr)
+        require_removable(txn, env, new_dir, target.attr)
     if flags == EXCHANGE:
         assert target is not None
         return _exchange(txn, env, source, target, old, new)
@@ -104,15 +122,16 @@ def _replace(
             raise OSError(errno.ENOTDIR, "the new name is not a directory")
         if not is_dir and target.type is FileType.DIR:
             raise OSError(errno.EISDIR, "the new name is a directory")
-    moved = _move(txn, env, source, old, new)
-    txn.delete(schema.dir_row(old.parent), old.name)
     replaced = None
-    if target is not None:
+    if target is not None:  # first: what it leaves free may be what a limit needs
         replaced = (
-            drop_dir(txn, env, target.attr)
+            drop_dir(txn, env, target.attr, *new)
             if is_dir
-            else drop_name(txn, env, target.attr, new.parent)
+            else drop_name(txn, env, target.attr, *new)
         )
+    moved, counted = _move(txn, env, source, old, new)
+    _recount(txn, env, (counted,))
+    txn.delete(schema.dir_row(old.parent), old.name)
     gone = 1 if is_dir and target is not None else 0
     if old.parent == new.parent:
         touch_dir(txn, old.parent, env.now_ns, -gone)
@@ -123,8 +142,9 @@ def _replace(
 
 
 def _exchange(txn: Txn, env: Env, source: Found, target: Found, old: Place, new: Place) -> Renamed:
-    moved = _move(txn, env, source, old, new)
-    back = _move(txn, env, target, new, old)
+    moved, counted = _move(txn, env, source, old, new)
+    back, also = _move(txn, env, target, new, old)
+    _recount(txn, env, (counted, also))
     if old.parent == new.parent:
         touch_dir(txn, old.parent, env.now_ns)
     else:
@@ -134,23 +154,50 @@ def _exchange(txn: Txn, env: Env, source: Found, target: Found, old: Place, new:
     return Renamed(moved, back)
 
 
-def _move(txn: Txn, env: Env, found: Found, old: Place, new: Place) -> Attr:
+class _Counted(NamedTuple):
+    """An inode that counts in another directory from now on."""
+
+    attr: Attr
+    old: Ino
+    new: Ino
+
+
+def _recount(txn: Txn, env: Env, moves: Iterable[_Counted | None]) -> None:
+    """Move usage along; what leaves first may be what a limit needs."""
+    known = [each for each in moves if each is not None]
+    for each in known:
+        quota.leave(txn, env, each.attr, each.old, each.new)
+    for each in known:
+        quota.arrive(txn, env, each.attr, each.old, each.new)
+
+
+def _move(txn: Txn, env: Env, found: Found, old: Place, new: Place) -> tuple[Attr, _Counted | None]:
     """Give the inode its new name; the old one is the caller's to delete or to give away.
 
+    Returns its new attributes, and what is to be counted elsewhere.
     Raises: EACCES where a directory changes its `..` and the caller may not write to it.
     """
     attr = found.attr
     put_name(txn, new.parent, new.name, found.type, attr.ino)
     row = schema.inode_row(attr.ino)
     moved = attr._replace(ctime_ns=env.now_ns)
+    if attr.is_dir:  # names made in it meanwhile change its times and links, and nothing here
+        txn.overlook(row, schema.VOLATILE_FIELD)
+    counted = None
     if old.parent != new.parent:
         if attr.is_dir:
-            access.require(env.caller, attr, access.WRITE)
+            require(txn, env, attr, access.WRITE)
         if attr.parent == NO_PARENT:
-            move_parent_count(txn, attr.ino, old.parent, -1)
+            left = move_parent_count(txn, attr.ino, old.parent, -1)
             move_parent_count(txn, attr.ino, new.parent, +1)
+            if not left and quota.counts_in(txn, env, attr, old.parent):
+                quota.settle(txn, env, attr.ino, new.parent)
+                counted = _Counted(attr, old.parent, new.parent)
         else:
+            counted = _Counted(attr, old.parent, new.parent)
             moved = moved._replace(parent=new.parent)
+            if old.parent >= TRASH_INO:
+                txn.delete(row, schema.ORIGIN_FIELD)
             txn.put(row, schema.ATTR_FIELD, schema.pack_attr(moved))
     txn.merge(row, schema.VOLATILE_FIELD, schema.ctime_parts(env.now_ns))
-    return moved
+    return moved, counted

@@ -7,48 +7,177 @@ has seen the same beat for a whole lease, on its own clock, may end it. Nobody's
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from fsmeta import schema
-from fsmeta.schema import SessionRecord
-from fsmeta.store import FENCE_FIELD
+from fsmeta.errors import Rewound
+from fsmeta.schema_locks import Kind, grant_row, places_in
+from fsmeta.schema_sessions import SessionRecord, pack_session, unpack_session
+from fsmeta.store import EDITION, FENCE_FIELD
 from fsmeta.transact import Txn
 from fsmeta.types import Ino, SessionId
 
+JOINING: Final = (
+    (schema.COUNTERS, schema.NEXT_SESSION),
+    (schema.BACKGROUND, schema.ROUND),
+    (schema.COUNTERS, schema.NEXT_SLICE),
+    (schema.BACKGROUND, schema.VOID),
+)  # what `open_session` reads
+_NO_PROOF: Final = b"1"
+ENDED_MAX: Final = 1000  # sessions remembered after others ended them; who comes later is refused
+ROWS_AT_ONCE: Final = 200  # of sessions; one request for thousands would hold up everybody
 
-def open_session(txn: Txn, info: dict[str, Any], rejoins: bool = False) -> SessionRecord:
-    """Begin a session; it has nothing open, so it agrees to every deletion round so far.
 
-    One that `rejoins` may hold orphans and read old slices: the round under way waits for it.
+class Joined(NamedTuple):
+    """A session that has begun."""
+
+    record: SessionRecord
+    void: int  # slices below it that are not committed may have lost their objects (`collect`)
+
+
+def open_session(
+    txn: Txn,
+    info: dict[str, Any],
+    ended: SessionId | None = None,
+    is_proven: Callable[[bytes, bytes | None], bool] | None = None,
+    floor: Callable[[int], int] | None = None,
+    at_ns: int = 0,
+    edition: bytes = EDITION,
+) -> Joined:
+    """Begin a session that follows settings of `edition`.
+
+    It has nothing open, so it agrees to every deletion round so far.
+
+    One after another that was `ended` by others may hold orphans and read old slices: the round
+    under way waits for it. It must be proven to go on where that one ended. `floor`: the lowest
+    slice that it may commit, given the next id that nobody has.
+    Raises: Rewound.
     """
-    number, current = txn.get_many(
-        ((schema.COUNTERS, schema.NEXT_SESSION), (schema.BACKGROUND, schema.ROUND))
-    )
+    rejoins = ended is not None
+    if ended is not None and is_proven is not None:
+        proof = txn.get(schema.ENDED, schema.pack_u64(ended))
+        if not is_proven(schema.session_row(ended), proof):
+            raise Rewound(
+                f"the store has gone back to an older state: it does not know that session {ended}"
+                " of this mount was ended, or not all that was stored in its name"
+            )
+        if proof is not None:
+            txn.delete(schema.ENDED, schema.pack_u64(ended))
+    number, current, slices, void = txn.get_many(JOINING)
     sid = schema.unpack_count(schema.COUNTERS, schema.NEXT_SESSION, number) + 1
     confirmed = schema.unpack_count(schema.BACKGROUND, schema.ROUND, current) - rejoins
-    record = SessionRecord(SessionId(sid), 0, confirmed, info)
+    lowest = schema.unpack_count(schema.COUNTERS, schema.NEXT_SLICE, slices)
+    if floor is not None:
+        lowest = floor(lowest)
+    record = SessionRecord(SessionId(sid), 0, confirmed, info, lowest, at_ns)
     txn.put(schema.COUNTERS, schema.NEXT_SESSION, b"%d" % sid)
-    txn.put(schema.session_row(sid), FENCE_FIELD, b"1")
+    txn.put(schema.session_row(sid), FENCE_FIELD, edition)
     put_session(txn, record)
-    return record
+    below = schema.unpack_count(schema.BACKGROUND, schema.VOID, void)
+    return Joined(record, below)
 
 
 def put_session(txn: Txn, record: SessionRecord) -> None:
     """Show this session's beat and what it has confirmed."""
-    txn.put(schema.SESSIONS, schema.pack_u64(record.id), schema.pack_session(record))
+    txn.put(schema.SESSIONS, schema.pack_u64(record.id), pack_session(record))
+
+
+def beat(txn: Txn, record: SessionRecord, before: Collection[bytes], first: bool) -> bool:
+    """Show a new beat; False where the last one is none of `before`, which we have written.
+
+    Then somebody else lives in our name: a copy of this process, with all that it knew.
+    """
+    key = schema.SESSIONS, schema.pack_u64(record.id)
+    if first:
+        txn.expect(*key, next(iter(before)))  # as a rule it is; so nobody has to ask
+    elif txn.get(*key) not in before:
+        return False
+    put_session(txn, record)
+    return True
+
+
+def raise_fence(txn: Txn, sid: SessionId, edition: bytes) -> bool:
+    """Let a session commit under settings of `edition` only; False where it has ended.
+
+    Its workers' records are written, too, as they are: on TiKV commits under way meet nothing else.
+    """
+    row = schema.session_row(sid)
+    fields = txn.get_row(row)
+    current = fields.get(FENCE_FIELD)
+    txn.expect(row, FENCE_FIELD, current)
+    if current is not None and current != edition:
+        txn.put(row, FENCE_FIELD, edition)
+        for field in fields:
+            if field[:1] == b"w":
+                txn.append(row, field, b"")
+    return current is not None
 
 
 def close_session(txn: Txn, sid: SessionId) -> None:
-    """End a session, our own or a dead one: it holds nothing, and can't commit any more."""
+    """End a session, our own or a dead one: it holds nothing, and can't commit any more.
+
+    Raises: ENOTEMPTY where it has locks, or was told of some: `fence_off` and `bury_session`.
+    """
+    txn.require_empty(grant_row(sid))
     txn.delete_row(schema.session_row(sid))
     txn.delete(schema.SESSIONS, schema.pack_u64(sid))
+
+
+def end_dead_session(txn: Txn, sid: SessionId) -> None:
+    """`close_session` of somebody else's, who may come back and has to be told from a stranger.
+
+    Raises: ENOTEMPTY as `close_session`.
+    """
+    if txn.get(schema.SESSIONS, schema.pack_u64(sid)) is None:
+        return  # it has ended itself
+    _remember(txn, sid)
+    close_session(txn, sid)
+
+
+def _remember(txn: Txn, sid: SessionId) -> None:
+    """Keep what proves the commits of a session, unless whoever has fenced it off did so."""
+    row = schema.session_row(sid)
+    alive, proof = txn.get_many(((row, FENCE_FIELD), (row, schema.PROOF_FIELD)))
+    if alive is None:
+        return
+    remembered = sorted(txn.get_row(schema.ENDED))
+    for field in remembered[: max(0, len(remembered) - ENDED_MAX + 1)]:
+        txn.delete(schema.ENDED, field)
+    txn.put(schema.ENDED, schema.pack_u64(sid), proof or _NO_PROOF)
+
+
+def fence_off(txn: Txn, sid: SessionId) -> None:
+    """Let a session commit nothing any more. It stays in S until it is buried, by whomever."""
+    if txn.get(schema.SESSIONS, schema.pack_u64(sid)) is not None:
+        _remember(txn, sid)
+        txn.delete_row(schema.session_row(sid))
+
+
+def bury_session(txn: Txn, sid: SessionId) -> None:
+    """Forget a session that was fenced off and whose locks are given up."""
+    txn.delete_row(schema.session_row(sid))
+    txn.delete_row(grant_row(sid))
+    txn.delete(schema.SESSIONS, schema.pack_u64(sid))
+
+
+def forget_last_commit(txn: Txn, sid: SessionId) -> None:
+    """The one that has ended our own session was recorded in it: nothing is left to be repeated."""
+    txn.expect(schema.session_row(sid), FENCE_FIELD, None)
+    txn.delete_row(schema.session_row(sid))
+
+
+def get_session(txn: Txn, sid: SessionId) -> SessionRecord | None:
+    """A session that has not been ended."""
+    field = schema.pack_u64(sid)
+    value = txn.get(schema.SESSIONS, field)
+    return None if value is None else unpack_session(field, value)
 
 
 def list_sessions(txn: Txn) -> list[SessionRecord]:
     """Every session that has not been ended, by id."""
     fields = txn.get_row(schema.SESSIONS)
-    return sorted(schema.unpack_session(field, value) for field, value in fields.items())
+    return sorted(unpack_session(field, value) for field, value in fields.items())
 
 
 def hold_orphans(txn: Txn, sid: SessionId, opened: Iterable[Ino]) -> list[Ino]:
@@ -69,5 +198,29 @@ def release_orphans(txn: Txn, sid: SessionId, inos: Iterable[Ino]) -> None:
 
 def held_orphans(txn: Txn, sessions: Iterable[SessionId]) -> set[Ino]:
     """Every inode without a name that one of `sessions` holds open."""
-    rows = txn.get_rows([schema.session_row(sid) for sid in sessions])
-    return {Ino(schema.id_of(field)) for row in rows for field in row if field[:1] == b"h"}
+    held: set[Ino] = set()
+    rows = [schema.session_row(sid) for sid in sessions]
+    for begin in range(0, len(rows), ROWS_AT_ONCE):
+        for row in txn.get_rows(rows[begin : begin + ROWS_AT_ONCE]):
+            held |= {Ino(schema.id_of(field)) for field in row if field[:1] == b"h"}
+    return held
+
+
+class Belongings(NamedTuple):
+    """What a session has: inodes without a name that it holds open, and files it has locks of."""
+
+    orphans: list[Ino]
+    locks: list[tuple[Ino, Kind]]
+
+
+def belongings(txn: Txn, sessions: Sequence[SessionId]) -> dict[SessionId, Belongings]:
+    """What each of them has, or has had a moment ago."""
+    found = {}
+    for begin in range(0, len(sessions), ROWS_AT_ONCE):
+        part = sessions[begin : begin + ROWS_AT_ONCE]
+        held = txn.get_rows([schema.session_row(sid) for sid in part])
+        locks = txn.get_rows([grant_row(sid) for sid in part])
+        for sid, row, notes in zip(part, held, locks, strict=True):
+            orphans = sorted(Ino(schema.id_of(field)) for field in row if field[:1] == b"h")
+            found[sid] = Belongings(orphans, places_in(notes))
+    return found

@@ -7,8 +7,11 @@ import stat
 from typing import Final
 
 from fsmeta import access, schema
+from fsmeta.acl import XATTRS as ACLS
 from fsmeta.cache import RowCache
-from fsmeta.ops.inode import Env, get_attr
+from fsmeta.ops import acl as acls
+from fsmeta.ops.inode import Env, get_attr, require, require_unsealed
+from fsmeta.ops.lookup import known_attr
 from fsmeta.store import Key
 from fsmeta.transact import Txn
 from fsmeta.types import XATTR_NAME_MAX, XATTR_SIZE_MAX, Attr, FileType, Ino
@@ -24,9 +27,14 @@ _NAMESPACES: Final = (_USER, b"trusted.", _SECURITY)
 def require_not_known_absent(cache: RowCache, ino: Ino, name: bytes) -> None:
     """Answer without asking the store where it is known that nobody gets a value for `name`.
 
-    Of `security.*` only, which anyone may read: the kernel asks for `security.capability` when it
-    first writes to a file. Raises: ENODATA.
+    Of `security.*` and ACLs only, which anyone may read: the kernel asks for `security.capability`
+    when it first writes to a file, and for the ACL when who does not own it comes. Raises: ENODATA.
     """
+    if name in ACLS:
+        attr = known_attr(cache, ino)
+        if attr is not None and name not in acls.listed(attr) and attr.type is not FileType.LNK:
+            raise _no_such()
+        return
     if not name.startswith(_SECURITY):
         return
     if cache.get(schema.inode_row(ino), schema.xattr_field(name), need_vouched=True) is None:
@@ -37,15 +45,21 @@ def _no_such() -> OSError:
     return OSError(errno.ENODATA, "no such attribute")
 
 
-def setxattr(txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, flags: int) -> None:
-    """Set an attribute; CREATE wants it new, REPLACE wants it there.
+def setxattr(
+    txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, flags: int, kill_sgid: bool
+) -> None:
+    """Set an attribute; CREATE wants it new, REPLACE wants it there, which ACLs don't look at.
 
     Raises: EEXIST, ENODATA, ERANGE, E2BIG, EINVAL, ENOTSUP, EPERM, EACCES, ESTALE.
     """
-    if flags not in (0, CREATE, REPLACE):
+    require_unsealed(ino)
+    if flags & ~(CREATE | REPLACE):
         raise OSError(errno.EINVAL, f"setxattr flags {flags:#x}")
     if len(value) > XATTR_SIZE_MAX:
         raise OSError(errno.E2BIG, "attribute value is larger than 64 KiB")
+    if name in ACLS:
+        acls.setxattr(txn, env, ino, name, value, kill_sgid)
+        return
     if flags:
         _require_presence(_find(txn, env, ino, name, access.WRITE), flags)
     else:
@@ -56,14 +70,16 @@ def setxattr(txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, flags: int
 
 def _require_presence(old: bytes | None, flags: int) -> None:
     """Raises: EEXIST, ENODATA where `old` is not what CREATE or REPLACE wants."""
-    if flags == CREATE and old is not None:
+    if flags & CREATE and old is not None:
         raise OSError(errno.EEXIST, "the attribute exists")
-    if flags == REPLACE and old is None:
+    if flags & REPLACE and old is None:
         raise _no_such()
 
 
 def getxattr(txn: Txn, env: Env, ino: Ino, name: bytes) -> bytes:
     """The value of an attribute. Raises: ENODATA, ENOTSUP, EACCES, ESTALE."""
+    if name in ACLS:
+        return acls.getxattr(txn, ino, name)
     value = _find(txn, env, ino, name, access.READ)
     if value is None:
         raise _no_such()
@@ -71,7 +87,11 @@ def getxattr(txn: Txn, env: Env, ino: Ino, name: bytes) -> bytes:
 
 
 def removexattr(txn: Txn, env: Env, ino: Ino, name: bytes) -> None:
-    """Raises: ENODATA, ENOTSUP, EPERM, EACCES, ESTALE."""
+    """Raises: ENODATA, ENOTSUP, EPERM, EACCES, EROFS, ESTALE."""
+    require_unsealed(ino)
+    if name in ACLS:
+        acls.setxattr(txn, env, ino, name, b"", False)
+        return
     if _find(txn, env, ino, name, access.WRITE) is None:
         raise _no_such()
     txn.delete(schema.inode_row(ino), schema.xattr_field(name))
@@ -81,9 +101,10 @@ def removexattr(txn: Txn, env: Env, ino: Ino, name: bytes) -> None:
 def listxattr(txn: Txn, env: Env, ino: Ino) -> list[bytes]:
     """The names the caller may know of: `trusted.*` is root's. Raises: ESTALE."""
     fields = txn.get_row(schema.inode_row(ino))
-    if schema.ATTR_FIELD not in fields:
+    if not {*schema.ATTR_FIELDS} <= fields.keys():
         raise OSError(errno.ESTALE, f"inode {ino} is gone")
-    names = [field[1:] for field in fields if field[:1] == b"x"]
+    attr = schema.unpack_inode(ino, *(fields[field] for field in schema.ATTR_FIELDS))
+    names = acls.listed(attr) + [field[1:] for field in fields if field[:1] == b"x"]
     if env.caller.uid != 0:
         names = [name for name in names if not name.startswith(b"trusted.")]
     return sorted(names)
@@ -102,24 +123,26 @@ def _require_allowed(
     """The checks every verb here makes; `also` is read with what they need."""
     if len(name) > XATTR_NAME_MAX:
         raise OSError(errno.ERANGE, "attribute name is longer than 255 bytes")
-    if env.caller.checked:
-        _require_namespace(name)
+    if env.caller.checked and mask == access.READ:
+        _require_namespace(name)  # nobody need be asked
     txn.get_many((*schema.attr_keys(ino), *also))
     attr = get_attr(txn, ino)
+    if mask == access.WRITE:
+        access.require_mutable(attr)
     if not env.caller.checked:
-        _require(env, attr, name, mask)
-        _require_namespace(name)
+        _require(txn, env, attr, name, mask)
+    _require_namespace(name)
 
 
 def _require_namespace(name: bytes) -> None:
-    """Raises: ENOTSUP for what no handler of ours takes, ACLs among them; EINVAL for `user.`."""
+    """Raises: ENOTSUP for what no handler of ours takes; EINVAL for `user.` alone, and the like."""
     if not name.startswith(_NAMESPACES):
         raise OSError(errno.ENOTSUP, f"attribute namespace of {name!r}")
-    if name == _USER:
+    if name in _NAMESPACES:
         raise OSError(errno.EINVAL, "the attribute has no name")
 
 
-def _require(env: Env, attr: Attr, name: bytes, mask: int) -> None:
+def _require(txn: Txn, env: Env, attr: Attr, name: bytes, mask: int) -> None:
     """xattr_permission() in the kernel: `trusted.*` and changes of `security.*` are root's."""
     caller = env.caller
     if name.startswith(_USER):
@@ -131,7 +154,7 @@ def _require(env: Env, attr: Attr, name: bytes, mask: int) -> None:
     if caller.uid == 0:
         return
     if not name.startswith((b"trusted.", b"security.")):
-        access.require(caller, attr, mask)
+        require(txn, env, attr, mask)
     elif name.startswith(b"trusted."):
         missing = errno.ENODATA if mask == access.READ else errno.EPERM
         raise OSError(missing, "trusted attributes are root's")

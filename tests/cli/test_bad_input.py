@@ -32,6 +32,7 @@ def refused(words: str, expected: str, code: int = 1, within_s: float = 10) -> N
     assert done.seconds < within_s, done
 
 
+S3 = "sqlite:///{base}/x.db testvol --storage s3 --bucket http://127.0.0.1:1/bucket "
 # {base} is a directory with: text, a file that is no database; empty, an empty directory
 FORMAT = [
     ("foo:///x.db testvol", "scheme 'foo' is unknown: use redis://", 1),
@@ -72,11 +73,28 @@ FORMAT = [
     ("sqlite:///{base}/x.db testvol --capacity ٣G", "'--capacity': size '٣G': write", 2),
     ("sqlite:///{base}/x.db testvol --storage", "requires an arg.*: see `slicefs format", 2),
     ("sqlite:///{base}/x.db testvol --capacity 9999999999E", "at most 8EiB", 2),
+    (
+        "sqlite:///{base}/x.db testvol --capacity 100",
+        "'--capacity': '100' is 100 bytes: write a unit, as in 100GiB, or 100B if it is meant",
+        2,
+    ),
     ("sqlite:///{base}/x.db testvol --inodes -1", "'--inodes': -1 is not in the range", 2),
     ("sqlite:///{base}/x.db testvol --inodes many", "'--inodes': 'many' is not a valid", 2),
     ("sqlite:///{base}/x.db testvol --compress best", "'--compress': 'best' is not one of", 2),
     ("sqlite:///{base}/x.db testvol --storage tape", "--storage tape: use one of file", 1),
-    ("sqlite:///{base}/x.db testvol --trash-days 1", "'--trash-days': 1 is not", 2),
+    (S3 + "--store-option timeout=x", "--store-option timeout: use whole seconds from 1 to 600", 1),
+    (S3 + "--store-option path-style=maybe", "--store-option path-style: use yes or no", 1),
+    (S3 + "--store-option region", "--store-option region: write region=VALUE", 1),
+    (S3 + "--store-option colour=red", "storage s3 does not know it: use one of region", 1),
+    (S3 + "--bucket elsewhere", "--bucket elsewhere: name it, as http.s.://HOST/BUCKET or s3", 1),
+    (S3 + "--bucket s3://Über", "--bucket s3://Über: name it, as http", 1),
+    ("sqlite:///{base}/x.db testvol --storage rados --bucket p:q", "--bucket p:q: ", 1),
+    (
+        "sqlite:///{base}/x.db v01 --storage rados --bucket p%d --shards 2",
+        "Ceph spreads objects",
+        1,
+    ),
+    ("sqlite:///{base}/x.db testvol --trash-days -1", "'--trash-days': -1 is not", 2),
     ("sqlite:///{base}/x.db testvol --fast", "No such option.*--fast.*see `slicefs format", 2),
     ("sqlite:///{base}/x.db", "Missing argument 'NAME': see `slicefs format --help`", 2),
 ]
@@ -145,7 +163,9 @@ def test_a_redis_that_does_not_answer(base: Path) -> None:
 
 def test_a_redis_that_wants_a_password(served: Volume, durable_redis: DurableRedis) -> None:
     durable_redis.ask("CONFIG", "SET", "requirepass", SECRET)
-    refused(f"status {served.meta}", "127.0.0.1:.* NOAUTH .*check user and password")
+    refused(
+        f"status {served.meta}", "127.0.0.1:.* Authentication required; check user and password"
+    )
     wrong = served.meta.replace("//", f"//me:{SECRET}x@")
     refused(f"status {wrong}", "can't reach redis://127.0.0.1")
     right = served.meta.replace("//", f"//:{SECRET}@")
@@ -198,6 +218,53 @@ MOUNT = [
     ("{meta} {base}/mnt --heartbeat 60", "'--heartbeat': 60.0 is not in the range", 2),
     ("{meta} {base}/mnt --buffer-size 1MiB", "--buffer-size: at least 16MiB", 1),
     ("{meta} {base}/mnt -o buffer-size=big", "size 'big': write a number", 2),
+    ("{meta} {base}/mnt --pack-below -1", "'--pack-below': size '-1': write", 2),
+    ("{meta} {base}/mnt -o pack-below=big", "size 'big': write a number", 2),
+    ("{meta} {base}/mnt --cache-dir {base}/text", "--cache-dir .*/text: .*: name a dir", 1),
+    ("{meta} {base}/mnt --cache-dir {base}/no/no", "--cache-dir .*/no/no: No such file", 1),
+    ("{meta} {base}/mnt --cache-dir {base}/empty:", "--cache-dir .*an empty name", 1),
+    ("{meta} {base}/mnt --cache-dir {base}/x*", "--cache-dir .*x.: no directory is named", 1),
+    ("{meta} {base}/mnt --cache-dir {base}/c:{base}/c", "--cache-dir .*/c: name it once", 1),
+    ("{meta} {base}/mnt --cache-dir {base}/c --cache-dir {base}/c", "/c: name it once", 1),
+    (
+        "{meta} {base}/mnt --cache-dir none:{base}/c",
+        "/c: none stands alone; .* is ./none",
+        1,
+    ),
+    ("{meta} {base}/mnt --cache-dir {base}/c --cache-dir auto", "auto: auto stands alone", 1),
+    ("{meta} {base}/mnt --cache-dir {base}/c --cache-size 0", "0: write --cache-dir none to", 1),
+    ("{meta} {base}/mnt --upload-limit 100", "--upload-limit': '100': .* write a unit, as", 2),
+    ("{meta} {base}/mnt -o download-limit=8K", "-o download-limit=8K': '8K': at least 64KiB", 2),
+    ("{meta} {base}/mnt --cache-dir {base}/mnt/c", "/mnt/c: it is in the mount point", 1),
+    ("{meta} {base}/mnt --cache-dir {base}/c --cache-size 102400", "100.0 KiB .*: at least", 1),
+    ("{meta} {base}/mnt --cache-dir {base}/c --cache-size big", "--cache-size: size 'big'", 1),
+    ("{meta} {base}/mnt --cache-dir {base}/c --cache-size /x=1G", "/x=…: --cache-dir does", 1),
+    ("{meta} {base}/mnt --prefetch 65", "--prefetch", 2),
+    ("{meta} {base}/mnt --free-space-ratio 20", "--free-space-ratio: a share from 0", 1),
+    ("{meta} {base}/mnt --cache-eviction fifo", "'fifo' is not one of 'none', '2-random'", 2),
+    ("{meta} {base}/mnt --staging-dir {base}/s", "--staging-dir is for --writeback: add it", 1),
+    ("{meta} {base}/mnt --staging-size 1GiB", "--staging-size is for --writeback: add it", 1),
+    ("{meta} {base}/mnt -o order-domain=2", "--order-domain is for --writeback: add it", 1),
+    ("{meta} {base}/mnt --drain-timeout 0", "--drain-timeout is for --writeback: add it", 1),
+    ("{meta} {base}/mnt --fsync journal", "--fsync is for --writeback: add it", 1),
+    (
+        "{meta} {base}/mnt --writeback --staging-dir {base}/c --cache-dir {base}/c",
+        "--staging-dir .*/c: it is one with --cache-dir .*/c, and who empties",
+        1,
+    ),
+    (
+        "{meta} {base}/mnt --writeback --staging-dir {base}/c/deep --cache-dir {base}/c",
+        "--staging-dir .*/c/deep: it is one with --cache-dir .*/c, and who empties",
+        1,
+    ),
+    (
+        "{meta} {base}/mnt --writeback --staging-dir {base} --cache-dir {base}/c",
+        "it is one with --cache-dir .*/c, and who empties the cache would empty the journal",
+        1,
+    ),
+    ("{meta} {base}/mnt --direct-writes", "--direct-writes is for --writeback: add it", 1),
+    ("{meta} {base}/mnt --writeback --staging-size 1MiB", "--staging-size: at least 64MiB", 1),
+    ("{meta} {base}/mnt -o cache-writes=1", "cache-writes has no value", 1),
     ("-d --log /proc/none/log {meta} {base}/mnt", "can't write the log /proc/none/log: ", 1),
     ("{meta}", "Missing argument 'MOUNTPOINT'", 2),
 ]
@@ -283,6 +350,15 @@ def test_other_commands(base: Path, words: str, expected: str, code: int) -> Non
     before = snapshot(base)
     refused(words.format(base=base), expected, code)
     assert snapshot(base) == before
+
+
+def test_a_group_of_commands_alone_shows_its_help() -> None:
+    """It once came as an error of one long line."""
+    shown = succeed("quota")
+    assert shown.startswith("Usage: slicefs quota ")
+    assert re.search(
+        r"^  set +Limit a directory, a user or a group of the volume in META\.$", shown, re.M
+    )
 
 
 def test_a_database_without_a_volume(served: Volume) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 
 import pytest
 
-from tests.faults.program import Done, Volume
+from tests.faults.program import Done, Volume, succeed
 from tests.faults.user import as_root, as_user, needs_namespaces
 
 pytestmark = needs_namespaces
@@ -27,6 +28,7 @@ def refused(done: Done, expected: str) -> None:
         ("format sqlite:///$HOME/x.db vol --bucket $B/b", "b/vol': Permission denied; name a"),
         ("format sqlite:///$HOME/x.db vol --bucket $B/b --dry-run", "you may not write to /tmp"),
         ("status sqlite:///$B/roots.db", "roots.db: you may not read and write it"),
+        ("status sqlite:///$B/hidden/x.db", "hidden of the metadata file: you may not enter it"),
         (
             "mount sqlite:///$HOME/meta.db $B/bin",
             "can't mount on .*/bin: .*fusermount3: user has no",
@@ -49,6 +51,28 @@ def test_as_nobody(base: Path, words: str, expected: str) -> None:
     prepare = "mkdir $B/roots; mount -t tmpfs -o mode=0700 none $B/roots"
     refused(as_user(f"slicefs {words}", base, prepare), expected)
     assert sorted(path.name for path in (base / "home").rglob("*")) == before
+
+
+def test_nobody_else_reads_what_is_beneath_a_volume(embedded: Volume) -> None:
+    """P1: the modes of files in it would be worth nothing; both were once readable by all."""
+    embedded.format()
+    mount = embedded.mount()
+    (mount.path / "file").write_text("secret")
+    (mount.path / "file").chmod(0o600)
+    for path in sorted(embedded.base.glob("meta.db*")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert stat.S_IMODE((embedded.bucket / "testvol").stat().st_mode) == 0o700
+    script = "cat $B/meta.db $B/bucket/testvol/chunks/*/*/*; find $B/bucket -type f"
+    done = as_user(script, embedded.base)
+    assert done.out == ""
+    assert done.err.count("Permission denied") >= 3, done
+    mount.umount()
+    prepared = embedded.base / "shared/vol"
+    prepared.mkdir(parents=True)
+    prepared.chmod(0o2775)
+    succeed("format", f"sqlite://{embedded.base}/2.db", "vol", "--bucket", prepared.parent)
+    assert stat.S_IMODE(prepared.stat().st_mode) == 0o2775, "it was made so by intention"
+    embedded.end()
 
 
 def test_a_data_directory_that_is_not_ours(base: Path) -> None:

@@ -48,6 +48,27 @@ def test_completion_script() -> None:
     assert "complete -o nosort -F _slicefs_completion slicefs" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("slicefs resto", ["plain,restore", "plain,restore-meta"]),
+        ("slicefs quota se", ["plain,set"]),
+        ("slicefs format --compress z", ["plain,zstd"]),
+        ("slicefs umount /m", ["dir,/m"]),
+        ("slicefs mount META /m", ["dir,/m"]),
+        ("slicefs mount --log /v", ["file,/v"]),
+        ("slicefs load META /d", ["file,/d"]),
+        ("slicefs warmup /m/a /m/b", ["file,/m/b"]),
+    ],
+)
+def test_completion(words: str, expected: list[str]) -> None:
+    """Of paths, too: the shell does those when it is told so."""
+    count = str(len(words.split()) - 1)
+    how = {"_SLICEFS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count}
+    done = subprocess.run([SLICEFS], env={**os.environ, **how}, capture_output=True, text=True)
+    assert done.stdout.splitlines() == expected
+
+
 def test_status_and_fsck_as_text_and_json(embedded: Volume) -> None:
     embedded.format("--capacity", "1GiB", "--inodes", "1000")
     text = succeed("status", embedded.meta)
@@ -114,7 +135,10 @@ class TestMounted:
         mountpoint.mkdir()
         helper = os.path.join(os.path.dirname(sys.executable), "mount.slicefs")
         log = f"log={embedded.log}"
-        for program, options in (([helper], "ro,noatime"), ([SLICEFS], "rw,dev,suid,nofail")):
+        for program, options in (
+            ([helper], "ro,noatime"),
+            ([SLICEFS], "rw,dev,suid,nofail,relatime"),
+        ):
             command = [*program, embedded.meta, str(mountpoint), "-o", f"{options},{log}"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, "")
@@ -127,7 +151,10 @@ class TestMounted:
     @pytest.mark.skipif(shutil.which("mount.fuse3") is None, reason="needs package fuse3")
     @pytest.mark.parametrize("kind", ["slicefs", "fuse.slicefs"])
     def test_mount_8(self, embedded: Volume, kind: str) -> None:
-        """In a mount namespace of its own, where our programs are where mount(8) looks."""
+        """In a mount namespace of its own, where our programs are where mount(8) looks.
+
+        Mounted read-only, then writable, then read-only: remounting changes the kernel's flags.
+        """
         embedded.format()
         base = embedded.base
         for name in ("mnt", "upper", "work"):
@@ -138,6 +165,7 @@ class TestMounted:
         set -e
         sbin=$(readlink -f /sbin)
         mount --make-rprivate /
+        umount -a -l -t fuse.slicefs  # copies of what others have mounted
         mount -t tmpfs none {base}/work
         mkdir {base}/work/upper {base}/work/work
         cp -P {base}/upper/* {base}/work/upper
@@ -146,14 +174,24 @@ class TestMounted:
         export PATH=/sbin:$PATH
         mount -t {kind} {embedded.meta} {base}/mnt -o ro,noatime,log={embedded.log}
         findmnt -n -o FSTYPE,SOURCE,OPTIONS {base}/mnt
+        mount -o remount,rw {base}/mnt
+        echo kept > {base}/mnt/file
+        mount -o remount,ro {base}/mnt
+        findmnt -n -o FSTYPE,SOURCE,OPTIONS {base}/mnt
+        ! touch {base}/mnt/other 2>/dev/null
+        ! mount -o remount,cache-size=1G {base}/mnt 2>{base}/said
+        cat {base}/mnt/file {base}/said
         umount {base}/mnt
         """
         done = subprocess.run(
             ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("fuse.slicefs testvol ro,")
-        assert "noatime" in done.stdout
+        lines = done.stdout.splitlines()
+        assert [line.startswith("fuse.slicefs testvol ro,") for line in lines[:2]] == [True, True]
+        assert all("noatime" in line for line in lines[:2])
+        assert lines[2] == "kept"
+        assert lines[3].startswith("slicefs: unknown mount option 'cache-size=1G'")
         embedded.end()
 
     def test_mounting_returns_when_it_can_be_used(self, embedded: Volume) -> None:
@@ -203,9 +241,9 @@ class TestMounted:
         assert "next" not in found
         *shown, last = succeed("info", path).splitlines()
         assert last == f"… more: `slicefs info --all {path}` lists them"
-        assert len(shown) == 5 + LINES_MAX
+        assert len(shown) == 6 + LINES_MAX
         every = succeed("info", "--all", path).splitlines()
-        assert len(every) == 5 + len(chunks) + sum(counts)
+        assert len(every) == 6 + len(chunks) + sum(counts)
         assert every[: len(shown)] == shown
         with pytest.raises(OSError, match="No data available"):
             os.getxattr(path, f"{INFO_XATTR.decode()}.1.x")

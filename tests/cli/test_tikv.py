@@ -1,4 +1,4 @@
-"""The program on TiKV: a volume's life, and every way not to reach one."""
+"""M2: the program on TiKV: a volume's life, and every way not to reach one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tests.cli.test_bad_input import CLOSED_PORT, SECRET, refused
 from tests.cli.trees import snapshot
 from tests.faults.program import Volume, needs_mounts
 from tests.tikv_server import TikvServer
+from tests.waiting import wait_until
 
 AWAY_S = 2.0  # shorter than a call waits for its metadata
+LEADS_WITHIN_S = 30.0  # of a mount that is alone: seconds, unless the machine is busy
 REFUSED_WITHIN_S = 8.0  # a client gives up after 4 s
 
 
@@ -68,6 +70,27 @@ def test_timestamps_that_do_not_come(volume: Volume, tikv_server: TikvServer) ->
     assert snapshot(volume.base) == before
     tikv_server.heal()
     assert volume.status()["sessions"] == []
+
+
+@needs_mounts
+def test_m2_who_leads_has_old_values_dropped(volume: Volume, tikv_server: TikvServer) -> None:
+    def asked() -> int:
+        return tikv_server.counts().get("UpdateGCSafePoint", 0)
+
+    volume.format()
+    before = asked()
+    volume.mount()
+    wait_until(lambda: asked() > before, LEADS_WITHIN_S)
+    volume.mounts[0].umount()
+    before = asked()
+    mount = volume.mount("--tikv-gc", "off", "--heartbeat", "0.1")
+    (mount.path / "file").write_bytes(b"1")
+    (mount.path / "file").unlink()
+    wait_until(lambda: mount.numbers()["inodes_purged_total"] == 1, LEADS_WITHIN_S)  # it leads
+    assert asked() == before
+    volume.end()
+    expected = "'no' is not one of 'auto', 'off'"
+    refused(f"mount {volume.meta} {mount.path} --tikv-gc no", expected, code=2)
 
 
 def test_format_twice(volume: Volume) -> None:

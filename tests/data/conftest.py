@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.ceph_cluster import CephCluster
 from tests.data.world import World
+from tests.http_proxy import HttpProxy
 
 
 @pytest.fixture
@@ -17,3 +19,10 @@ def world() -> Iterator[World]:
     if made.objects.gate is not None:  # left closed by a test that failed: threads wait there
         made.objects.gate.set()
     made.close()
+
+
+@pytest.fixture
+def proxy(ceph: CephCluster) -> Iterator[HttpProxy]:
+    """Between clients and radosgw."""
+    with HttpProxy(ceph.s3_port) as made:
+        yield made

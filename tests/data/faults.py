@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from errno import ENOSPC
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore, fill
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range, fill
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import Event, Runtime
 
@@ -25,11 +25,13 @@ class FaultyObjects:
         self.inner = inner
         self.puts: list[str] = []  # keys in order of arrival
         self.gets: list[tuple[str, int, int | None]] = []
+        self.together: list[int] = []  # ranges that were asked for at once
         self.synced: list[str] = []
         self._lock = runtime.lock()
         self._fail: dict[str, tuple[int, Callable[[], Exception]]] = {}  # guarded by _lock
         self.torn = False  # a failing put leaves half of the object behind
         self.flip_at: int | None = None  # this bit of every answer is wrong
+        self.flips: int | None = None  # of so many answers; None: of all
         self.gate: Event | None = None  # puts and gets wait for it
         self.arrived: Event = runtime.event()  # set when something waits at the gate
 
@@ -71,20 +73,25 @@ class FaultyObjects:
         if error is not None:
             raise error
         data = self.inner.get(key, begin, end)
-        if self.flip_at is not None and data:
+        if self.flip_at is not None and data and self.flips != 0:
+            self.flips = None if self.flips is None else self.flips - 1
             flipped = bytearray(data)
             flipped[self.flip_at // 8 % len(data)] ^= 1 << self.flip_at % 8
             data = bytes(flipped)
         return data
 
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        self.together.append(len(ranges))
+        return [self.get(key, begin, end) for begin, end in ranges]
+
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         return fill(pieces, self.get(key, 0, sum(map(len, pieces))))
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
         error = self._fault("delete")
         if error is not None:
             raise error
-        self.inner.delete(key)
+        self.inner.delete(*keys)
 
     def head(self, key: str) -> ObjectInfo | None:
         return self.inner.head(key)
@@ -97,7 +104,9 @@ class FaultyObjects:
             yield info
 
     def sync(self, keys: Iterable[str]) -> None:
-        self.synced += list(keys)
+        kept = list(keys)
+        self.synced += kept
+        self.inner.sync(kept)
 
     def close(self) -> None:
         self.inner.close()

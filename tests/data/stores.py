@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from fsdata.obj_rados import RadosObjects, RadosSettings
 from fsdata.obj_s3 import S3Objects, S3Settings
 from fsdata.obj_s3_http import Timeouts
@@ -34,6 +36,16 @@ def credentials_file(
         lines.append(f"aws_session_token = {token}")
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def hide_own_keys(patch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Nothing of the machine's own keys and profiles takes part."""
+    for name in [*os.environ]:
+        if name.startswith("AWS_") or name in ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN"):
+            patch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        patch.setenv(name, str(directory / "absent"))
+    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
 def s3_settings(

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata import blocks as blocks_module
-from fsdata.blocks import BlockStore, object_key, parse_key
+from fsdata import ranges as ranges_module
+from fsdata.block_names import object_key, parse_key
+from fsdata.blocks import BlockStore
 from fsdata.budget import Budget
 from fsdata.codec import FRAME_BYTES, Codec
 from fsdata.mem_cache import MemCache
@@ -89,6 +90,23 @@ def test_any_codec_reads_any(codec: Codec, write_codec: Codec) -> None:
     assert store.read(2, 10, 1000) == DATA[2 * BLOCK + 10 :]
 
 
+@pytest.mark.parametrize("write_codec", list(Codec))
+def test_no_buffer_is_filled_with_what_a_store_has_made_of_its_own(write_codec: Codec) -> None:
+    store = Store(write_codec=write_codec)
+    blocks = BlockStore(RUNTIME, store.objects, store.cache, Codec.NONE, BLOCK, fills=False)
+    spare = bytearray(BLOCK)
+    store.cache.pass_by(spare)
+    for index in range(3):
+        begin, end = index * BLOCK, min(len(DATA), (index + 1) * BLOCK)
+        assert bytes(blocks.read(ONE, len(DATA), index, 0, end - begin, True)) == DATA[begin:end]
+    assert store.cache.take_spare() is spare
+    assert spare == bytes(BLOCK)
+    store.cache.shrink(1 << 30)
+    store.objects.flip_at = 8 * 70_000
+    with pytest.raises(ObjectDamaged, match="1234567_0"):
+        blocks.read(ONE, len(DATA), 0, 0, BLOCK, True)
+
+
 def test_a_block_that_a_writer_put_is_behind() -> None:
     store = Store()
     store.budget.reserve(5)
@@ -97,7 +115,7 @@ def test_a_block_that_a_writer_put_is_behind() -> None:
     assert store.objects.gets == []
     gauges = store.budget.gauges()
     assert (gauges.writing, gauges.cached - store.idle) == (0, 5)
-    store.blocks.delete_slice(SliceId(5), 5)
+    store.blocks.delete([(SliceId(5), 5)])
     assert store.budget.gauges().cached == store.idle
 
 
@@ -118,6 +136,33 @@ def test_a_failed_put_leaves_the_buffer_to_the_writer() -> None:
     assert store.budget.gauges().writing == 5
 
 
+def test_c3_the_pages_of_a_frame_are_fetched_once() -> None:
+    """Without a cache disk, too: who maps a file asks for one after the other."""
+    store = Store()
+    for at in range(5 * FRAME_BYTES, 7 * FRAME_BYTES, 4096):
+        assert store.read(1, at, at + 4096) == DATA[BLOCK + at : BLOCK + at + 4096]
+    assert store.blocks.stats().ranges == 2
+    store.cache.shrink(1)
+    assert store.cache.stats().bytes < 2 * FRAME_BYTES, "they go first where room is short"
+    store.cache.shrink(1 << 40)
+    assert store.cache.stats().bytes == 0
+    at = 6 * FRAME_BYTES
+    assert store.read(1, at, at + 9) == DATA[BLOCK + at : BLOCK + at + 9]
+    assert store.blocks.stats().ranges == 3
+
+
+def test_c3_pieces_of_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsdata.mem_cache.PIECES_BYTES_MAX", 3 * FRAME_BYTES)
+    store = Store()
+    before = store.cache.stats().bytes
+    for at in (*range(0, 7 * FRAME_BYTES, FRAME_BYTES), 6 * FRAME_BYTES + 4096):
+        store.read(0, at, at + 4096)
+        assert store.cache.stats().bytes <= before + 3 * FRAME_BYTES
+    assert store.blocks.stats().ranges == 7
+    store.read(0, 0, 4096)
+    assert store.blocks.stats().ranges == 8
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_block_read_as_a_whole_is_not_cached(whole: bool) -> None:
     store = Store()
@@ -131,10 +176,10 @@ def test_a_block_read_as_a_whole_is_not_cached(whole: bool) -> None:
 def test_a_block_read_in_parts_is_fetched_once_and_left_behind() -> None:
     store = Store()
     for begin in range(0, BLOCK, BLOCK // 4):
-        assert list(store.cache._behind) == []
+        assert list(store.cache._behind.blocks) == []
         end = begin + BLOCK // 4
         assert store.read(0, begin, end, whole=True) == DATA[begin:end]
-    assert list(store.cache._behind) == [(ONE, 0)]
+    assert list(store.cache._behind.blocks) == [(ONE, 0)]
     assert list(store.cache._blocks) == []
     assert len(store.objects.gets) == 1
     assert store.budget.gauges().cached - store.idle == BLOCK == store.cache.stats().bytes
@@ -148,7 +193,7 @@ def test_only_a_sequential_reader_leaves_blocks_behind() -> None:
     store.read(0, 0, BLOCK - 1, whole=True)
     assert list(store.cache._blocks) == [(ONE, 0)]
     store.read(0, BLOCK - 1, BLOCK, whole=True)
-    assert list(store.cache._behind) == [(ONE, 0)]
+    assert list(store.cache._behind.blocks) == [(ONE, 0)]
 
 
 def test_a_cold_small_read_fetches_one_range_once() -> None:
@@ -168,6 +213,22 @@ def test_a_far_range_costs_its_head_once() -> None:
     for at in (500_000, 900_000, BLOCK - 10):
         assert store.read(1, at, at + 10) == DATA[BLOCK + at : BLOCK + at + 10]
     assert len(store.objects.gets) == 4
+    assert store.objects.together == [2], "the first range, with the head"
+    assert [end - begin for _, begin, end in store.objects.gets if end] == [84, *3 * [FRAME_BYTES]]
+
+
+def test_a_block_that_is_not_as_new_ones_are_costs_one_request_more() -> None:
+    """Its range is not where that of a new block would be: the head says so."""
+    store = Store()
+    old = Store(Codec.LZ4)
+    words = b"some words that can be packed " * (BLOCK // 30 + 1)
+    old.blocks.put_block(SliceId(77), 0, bytearray(words[:BLOCK]))
+    key = object_key(SliceId(77), 0, BLOCK)
+    store.objects.inner.put(key, (old.objects.inner.get(key),))
+    at = 700_000
+    for _ in range(2):
+        assert store.blocks.read(SliceId(77), BLOCK, 0, at, at + 9) == words[at : at + 9]
+    assert store.objects.together == [2]
 
 
 def test_whole_blocks_are_fetched_where_it_pays() -> None:
@@ -216,8 +277,8 @@ def test_missing_and_unavailable(whole: bool) -> None:
     store.objects.fail("get", 1)
     with pytest.raises(Unavailable):
         store.read(0, 0, 10, whole)
-    store.blocks.delete_slice(ONE, len(DATA))
-    store.blocks.delete_slice(ONE, len(DATA))
+    store.blocks.delete([(ONE, len(DATA))])
+    store.blocks.delete([(ONE, len(DATA))])
     assert list(store.objects.inner.list("")) == []
     with pytest.raises(ObjectMissing):
         store.read(0, 0, 10, whole)
@@ -228,7 +289,7 @@ def test_missing_and_unavailable(whole: bool) -> None:
 def test_deleted_blocks_leave_the_cache() -> None:
     store = Store()
     store.read(0, 0, 10, whole=True)
-    store.blocks.delete_slice(ONE, len(DATA))
+    store.blocks.delete([(ONE, len(DATA))])
     with pytest.raises(ObjectMissing):
         store.read(0, 0, 10)
 
@@ -279,7 +340,7 @@ def test_a_block_whose_read_ahead_was_joined_is_left_behind() -> None:
         thread.join()
     assert views == [DATA[:BLOCK]]
     assert len(store.objects.gets) == 1
-    assert list(store.cache._behind) == [(ONE, 0)]
+    assert list(store.cache._behind.blocks) == [(ONE, 0)]
     assert list(store.cache._blocks) == []
 
 
@@ -315,11 +376,11 @@ def test_buffers_of_blocks_read_as_a_whole_are_used_again() -> None:
 
 
 def test_heads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks_module, "HEADS_MAX", 1)
+    monkeypatch.setattr(ranges_module, "HEADS_MAX", 1)
     store = Store()
     for index in (0, 1, 0, 1):
         store.read(index, 0, 10)
-    assert len(store.blocks._heads) == 1
+    assert len(store.blocks._ranges._heads) == 1
 
 
 def test_sync_names_every_block() -> None:
@@ -328,3 +389,51 @@ def test_sync_names_every_block() -> None:
     assert store.objects.synced == [
         object_key(ONE, index, length) for index, length in enumerate((BLOCK, BLOCK, 1000))
     ]
+
+
+def test_o6_a_block_of_a_segment_is_fetched_whole_once() -> None:
+    store = Store()
+    assert bytes(store.blocks.read_packed(ONE, len(DATA), 0, 5, 100)) == DATA[5:100]
+    assert (
+        bytes(store.blocks.read_packed(ONE, len(DATA), 0, 900_000, 900_010))
+        == (DATA[900_000:900_010])
+    )
+    assert store.blocks.stats()[2:4] == (1, 0)
+    store.cache.shrink(1 << 30)
+    for begin in (0, 300_000, 600_000, 300_000, 600_000):  # more is read than memory holds
+        part = store.blocks.read_packed(ONE, len(DATA), 0, begin, begin + 300_000)
+        assert bytes(part) == DATA[begin : begin + 300_000]
+    assert store.blocks.stats()[2:4] == (1, 5)
+
+
+def test_o6_a_block_of_a_segment_that_is_on_a_disk_is_read_in_part() -> None:
+    class Copies:
+        """A disk that has everything."""
+
+        def suspect(self, key: str) -> None: ...
+        def settle(self, key: str, right: bool) -> None: ...
+        def keeps(self, key: str) -> bool:
+            return bool(key)
+
+        def read(self, key: str, begin: int, end: int) -> bytes | None:
+            return b"" if not key or begin > end else None  # nobody knows
+
+        def lacks(self, key: str, size: int) -> bool | None:
+            raise NotImplementedError
+
+        def is_near(self, key: str) -> bool:
+            return not key
+
+        def has(self, key: str, at: int) -> bool:
+            return here and bool(key) and at >= 0
+
+    here = True
+    store = Store()
+    blocks = BlockStore(RUNTIME, store.objects, store.cache, Codec.NONE, BLOCK, copies=Copies())
+    assert bytes(blocks.read_packed(ONE, len(DATA), 1, 5, 100)) == DATA[BLOCK + 5 : BLOCK + 100]
+    assert blocks.stats()[2:4] == (0, 1)
+    here = False
+    for _ in range(2):  # it will be on the disk
+        store.cache.shrink(1 << 30)
+        assert bytes(blocks.read_packed(ONE, len(DATA), 1, 5, 9)) == DATA[BLOCK + 5 : BLOCK + 9]
+    assert blocks.stats()[2:4] == (2, 1)

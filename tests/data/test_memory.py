@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdata.budget import AHEAD_SHARE, BUFFER_BYTES_MIN, WAIT_S_MAX, Budget
-from fsdata.mem_cache import BEHIND_BYTES_MAX, SPARES_MAX, MemCache
+from fsdata.mem_cache import BEHIND_BYTES_MAX, SMALL_SHARE, SPARES_MAX, MemCache
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SliceId
@@ -116,9 +116,35 @@ def test_what_is_behind_goes_before_what_is_cached() -> None:
     assert budget.gauges().cached == idle
 
 
-def test_a_key_is_in_one_place_and_counted_once() -> None:
+def test_o6_small_files_stay_until_they_are_packed() -> None:
+    """A quarter of the budget is theirs: large files pass them by, and readers come after them."""
+    budget = Budget(RUNTIME, 128 * MIB)
+    cache = MemCache(RUNTIME, budget, 4 * MIB, small=100_000)
+
+    def write(number: int, size: int) -> None:
+        budget.reserve(size)
+        cache.put_behind(key(number), bytes(size))
+
+    count = 128 * MIB // SMALL_SHARE // 100_000
+    for number in range(count + 20):
+        write(number, 100_000)
+        write(10_000 + number, MIB)
+    found = [number for number in range(count + 20) if cache.has(key(number))]
+    assert found == list(range(20, count + 20))
+    assert sum(cache.has(key(10_000 + number)) for number in range(count + 20)) == 32
+    cache.drop(key(20))
+    write(count + 20, 100_000)
+    assert cache.has(key(21)), "dropping has made room"
+    cache.shrink(33 * MIB)
+    assert [cache.has(key(number)) for number in (21, count + 20)] == [False, True]
+    cache.shrink(128 * MIB)
+    assert cache.stats().bytes == cache.stats().blocks == 0
+
+
+@pytest.mark.parametrize("small", [0, 50])
+def test_a_key_is_in_one_place_and_counted_once(small: int) -> None:
     budget = Budget(RUNTIME)
-    cache = MemCache(RUNTIME, budget, MIB)
+    cache = MemCache(RUNTIME, budget, MIB, small)
     idle = budget.gauges().cached
 
     def behind(size: int) -> None:
@@ -142,7 +168,7 @@ def test_a_key_is_in_one_place_and_counted_once() -> None:
             cache.drop(key(1))
             assert not cache.has(key(1))
             assert budget.gauges().cached == idle
-            assert cache._behind_bytes == cache.stats().bytes == 0
+            assert cache.stats().bytes == 0
 
 
 def test_writers_come_before_the_cache() -> None:

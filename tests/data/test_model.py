@@ -36,8 +36,8 @@ STEPS = st.one_of(
 class File:
     """A file, its model, and the steps on both."""
 
-    def __init__(self, codec: Codec) -> None:
-        self.world = World(codec)
+    def __init__(self, codec: Codec, locked: bool) -> None:
+        self.world = World(codec, locked=locked)
         self.writer = self.world.writer(length=BASE)
         self.reader = self.world.reader(writer=self.writer)
         self.model = bytearray()  # of what is past BASE
@@ -113,9 +113,11 @@ class File:
 
 
 @settings(max_examples=60)
-@given(st.lists(STEPS, max_size=25), st.sampled_from(list(Codec)))
-def test_a_file_is_what_was_written(steps: list[tuple[str, int, int]], codec: Codec) -> None:
-    file = File(codec)
+@given(st.lists(STEPS, max_size=25), st.sampled_from(list(Codec)), st.booleans())
+def test_a_file_is_what_was_written(
+    steps: list[tuple[str, int, int]], codec: Codec, locked: bool
+) -> None:
+    file = File(codec, locked)
     for step in steps:
         file.step(*step)
     assert file.writer.length == BASE + len(file.model)

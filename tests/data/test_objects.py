@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,11 @@ from fsdata.obj_file import TMP_AGE_NS, TMP_DIR, FileObjects, _write_all
 from fsdata.obj_mem import MemObjects
 from fsdata.objects import ObjectInfo, check_usable
 from fsdata.wrap import Backoff, Metered, Retrying
-from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
-from fsmeta.runtime import SystemRuntime
+from fsmeta.errors import ConfigError, ObjectMissing, Refused, Unavailable
+from fsmeta.runtime import Event, SystemRuntime
+from tests.conftest import LogWatch
 from tests.data.faults import FaultyObjects, no_space
+from tests.data.world import BLOCK, World, pattern
 
 RUNTIME = SystemRuntime()
 
@@ -31,6 +36,22 @@ class Clock(SystemRuntime):
     def sleep(self, seconds: float) -> None:
         self.at += seconds
         self.slept.append(seconds)
+
+    def event(self) -> Event:
+        return Waits(self)
+
+
+class Waits(threading.Event):
+    """Waiting for it in vain takes the time of a Clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.is_set() and timeout is not None:
+            self._clock.sleep(timeout)
+        return self.is_set()
 
 
 def test_a_bad_store_is_not_usable() -> None:
@@ -54,6 +75,25 @@ def test_directory_hides_and_sweeps_temporary_files(tmp_path: Path) -> None:
     assert [info.key for info in store.list("")] == ["x/y"]
     FileObjects(RUNTIME, str(tmp_path))
     assert os.listdir(tmp_path / TMP_DIR) == ["new"]
+
+
+def test_opened_while_another_process_puts(tmp_path: Path) -> None:
+    """A temporary file that is renamed while old ones are looked for is nobody's fault."""
+    writing = FileObjects(RUNTIME, str(tmp_path))
+    stopping = threading.Event()
+
+    def put() -> None:
+        while not stopping.is_set():
+            writing.put("x/y", (b"data",))
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    try:
+        for _ in range(500):
+            FileObjects(RUNTIME, str(tmp_path))
+    finally:
+        stopping.set()
+        thread.join()
 
 
 class Told:
@@ -185,6 +225,70 @@ def test_retrying_repeats_what_is_unavailable() -> None:
     assert 90 < clock.at - begun <= 100
 
 
+def test_w4_nothing_is_repeated_for_a_client_that_leaves() -> None:
+    clock = Clock()
+    faulty = FaultyObjects(clock, MemObjects(clock))
+    leaving = clock.event()
+    store = Retrying(clock, faulty, Backoff(1.0, 4.0, 100.0), leaving)
+    faulty.fail("put", 1)
+    store.put("k", (b"v",))
+    leaving.set()
+    begun = clock.at
+    faulty.fail("put", 1)
+    with pytest.raises(Unavailable):
+        store.put("k", (b"v",))
+    store.put("k", (b"v",))
+    assert clock.at == begun
+
+
+def test_r3_who_leaves_gives_up_on_a_store_once() -> None:
+    clock = Clock()
+    faulty = FaultyObjects(clock, MemObjects(clock))
+    leaving = clock.event()
+    store = Retrying(clock, faulty, Backoff(1.0, 4.0, 100.0), leaving)
+    store.give_up_together()
+    faulty.fail("put", 3)
+    store.put("k", (b"v",))
+    assert not leaving.is_set()
+    faulty.fail("put", 10**9)
+    begun = clock.at
+    for _ in range(9):
+        with pytest.raises(Unavailable):
+            store.put("k", (b"v",))
+    assert 90 < clock.at - begun <= 100
+    faulty.fail("put", 0)
+    with pytest.raises(Unavailable):
+        store.put("k", (b"v",))
+
+
+def test_r3_who_leaves_tries_each_where_some_are_answered() -> None:
+    clock = Clock()
+    faulty = FaultyObjects(clock, MemObjects(clock))
+    store = Retrying(clock, faulty, Backoff(1.0, 4.0, 100.0))
+    store.give_up_together()
+    faulty.fail("put", 10**9)
+    with pytest.raises(Unavailable):
+        store.put("k", (b"v",))
+    faulty.fail("put", 0)
+    store.put("k", (b"v",))
+    faulty.fail("put", 1)
+    with pytest.raises(Unavailable):
+        store.put("k", (b"v",))
+    store.put("k", (b"v",))
+
+
+def test_o1_what_is_refused_is_not_repeated() -> None:
+    clock = Clock()
+    faulty = FaultyObjects(clock, MemObjects(clock))
+    store = Retrying(clock, faulty)
+    faulty.fail("put", 1, lambda: Refused("no such class"))
+    with pytest.raises(Refused):
+        store.put("k", (b"v",))
+    faulty.fail("put", 1)
+    store.put("k", (b"v",))
+    assert store.repeats() == 1
+
+
 def test_retrying_continues_a_listing() -> None:
     clock = Clock()
     mem = MemObjects(clock)
@@ -222,3 +326,70 @@ def test_metered_counts() -> None:
     assert (seen["put_count"], seen["put_errors"], seen["put_bytes"]) == (2, 1, 5)
     assert (seen["get_count"], seen["get_errors"], seen["get_bytes"]) == (2, 0, 2)
     assert (seen["list_count"], seen["list_seconds"], seen["delete_count"]) == (1, 0, 0)
+
+
+class Failing:
+    """fsync(2) of a disk that could not write some pages, says so once and has them for clean."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails = fails
+        self._true = os.fsync
+
+    def __call__(self, fd: int) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise OSError(errno.EIO, "simulated")
+        self._true(fd)
+
+
+def test_o4_a_failed_fsync_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request was repeated, and what the kernel says the second time was believed."""
+    inner = FileObjects(RUNTIME, str(tmp_path))
+    store = Retrying(RUNTIME, inner, Backoff(0.001, 0.001, 1.0))
+    store.put("a/b", [b"bytes"])
+    store.put("a/c", [b"bytes"])
+    monkeypatch.setattr(os, "fsync", Failing(1))
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"simulated|synced before") as caught:
+            store.sync(["a/b"])
+        assert caught.value.errno == errno.EIO
+    store.sync(["a/c"])
+    store.put("a/b", [b"bytes"])
+    store.sync(["a/b"])
+    monkeypatch.setattr(os, "fsync", Failing(1))
+    with pytest.raises(OSError, match="simulated"):
+        store.sync(["a/c"])
+    store.delete("a/c")
+    store.sync(["a/b", "a/c"])
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_o4_blocks_that_could_not_be_synced_are_stored_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_watch: LogWatch, locked: bool
+) -> None:
+    log_watch.expect(
+        "^WARNING fsdata.blocks: [12] blocks are stored anew, one could not be synced: "
+    )
+    world = World(locked=locked)
+    files = FileObjects(RUNTIME, str(tmp_path))
+    world.objects.inner = files
+    writer = world.writer()
+    data = pattern(BLOCK + 1000)
+    writer.write(0, memoryview(data))
+    writer.flush()
+    with ExitStack() as stack:  # held open, or their numbers would be given again
+        old = [stack.enter_context(path.open("rb")) for path in tmp_path.rglob("*_*")]
+        monkeypatch.setattr(os, "fsync", Failing(1))
+        writer.flush(durable=True)
+        assert [os.fstat(file.fileno()).st_nlink for file in old] == [0, 0]
+    assert world.content() == data
+    monkeypatch.setattr(os, "fsync", Failing(9))
+    writer.write(0, memoryview(b"more"))
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"simulated|synced before"):
+            writer.flush(durable=True)
+    writer.flush()
+    writer.discard()
+    world.close()

@@ -1,4 +1,4 @@
-"""The contract of object stores, kept by all of them and by what is put around them."""
+"""O1: the contract of object stores, kept by all of them and by what is put around them."""
 
 from __future__ import annotations
 
@@ -81,6 +81,18 @@ def test_put_get_delete(store: ObjectStore) -> None:
     assert store.head("a/b/one") is None
 
 
+def test_delete_many(store: ObjectStore) -> None:
+    keys = [f"a/{number}" for number in range(1100)]
+    for key in keys[::25]:
+        store.put(key, (b"data",))
+    store.put("b/0", (b"stays",))
+    store.delete(*keys)
+    assert [info.key for info in store.list("")] == ["b/0"]
+    store.delete(*keys[:3], "b/0", "b/1")
+    assert list(store.list("")) == []
+    store.delete()
+
+
 def test_get_into(store: ObjectStore) -> None:
     store.put("k", (b"0123456789",))
     front, rest = bytearray(4), bytearray(9)
@@ -126,6 +138,18 @@ def test_ranges(store: ObjectStore) -> None:
     assert store.get("chunks/0/1/5_0_300000", 5, 5) == b""
     with pytest.raises(ObjectMissing):
         store.get("chunks/0/1/5_0_300001", 1, 9)
+
+
+def test_ranges_together(store: ObjectStore) -> None:
+    data = os.urandom(300_000)
+    key = "chunks/0/1/5_0_300000"
+    store.put(key, (data,))
+    asked = [(0, 84), (200_000, 265_536), (1, 2), (299_000, 400_000), (300_000, 300_001)]
+    assert store.get_ranges(key, asked) == [data[begin:end] for begin, end in asked]
+    assert store.get_ranges(key, asked[:1]) == [data[:84]]
+    run_together(*[partial(store.get_ranges, key, asked[:2])] * 8)
+    with pytest.raises(ObjectMissing):
+        store.get_ranges("chunks/0/1/5_0_300001", asked[:2])
 
 
 def test_empty_objects(store: ObjectStore) -> None:

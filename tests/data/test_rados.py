@@ -1,4 +1,4 @@
-"""RADOS by itself: what is wrong with the settings, an OSD that hangs, is full, is killed."""
+"""O1: RADOS by itself: what is wrong with the settings, an OSD that hangs, is full, is killed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from fsclient.object_stores import Pacing, stacked
+from fsdata.blocks import BlockStore
+from fsdata.budget import Budget
+from fsdata.codec import FRAME_BYTES, head_bytes
+from fsdata.mem_cache import MemCache
 from fsdata.obj_rados import PUT_BYTES_MAX, READ_BYTES, RadosObjects, RadosSettings
 from fsdata.objects import ObjectStore
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import SystemRuntime
+from fsmeta.types import BLOCK_BYTES_MAX, SliceId
 from tests.ceph_cluster import CephCluster, short_directory
 from tests.data.stores import POOL, rados_namespace, rados_settings
 from tests.data.test_objects_contract import run_together
+from tests.waiting import wait_until
 
 RUNTIME = SystemRuntime()
 
@@ -123,11 +130,37 @@ def test_a_read_is_one_operation(disk_ceph: CephCluster) -> None:
     store.close()
 
 
+def test_a_cold_range_is_two_operations_and_few_bytes(disk_ceph: CephCluster) -> None:
+    """The head and the range, which are under way together; then the range alone."""
+    store = rados_namespace(disk_ceph)
+    blocks = BlockStore(RUNTIME, store, MemCache(RUNTIME, Budget(RUNTIME)))
+    data = os.urandom(BLOCK_BYTES_MAX)
+    blocks.put_block(SliceId(7), 0, bytearray(data))
+    at = 3_000_000
+    seen = [disk_ceph.osd_counters()]
+    for begin in (at, at + 500_000):
+        assert blocks.read(SliceId(7), len(data), 0, begin, begin + 9) == data[begin : begin + 9]
+        seen.append(disk_ceph.osd_counters())
+    assert [after["op_r"] - before["op_r"] for before, after in pairwise(seen)] == [2, 1]
+    moved = [after["op_r_out_bytes"] - before["op_r_out_bytes"] for before, after in pairwise(seen)]
+    assert moved == [head_bytes(len(data)) + FRAME_BYTES, FRAME_BYTES]
+    with pytest.raises(ObjectMissing):
+        blocks.read(SliceId(8), len(data), 0, at, at + 9)
+    store.close()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether all threads are: on a busy machine some go on for a moment."""
+    stats = [task.joinpath("stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 def test_an_osd_that_hangs_is_waited_for(disk_ceph: CephCluster) -> None:
     raw = RadosObjects(RUNTIME, rados_settings(disk_ceph, operation_s=1))
     raw.put("k", (b"v",))
     store = stacked(raw, "rados", RUNTIME, Pacing(timeout_s=60)).store
     os.kill(disk_ceph.pid("osd"), signal.SIGSTOP)
+    wait_until(lambda: _is_stopped(disk_ceph.pid("osd")))
     try:
         for request in (
             lambda: raw.get("k"),

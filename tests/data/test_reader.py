@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 
 from fsdata.epoch import ReadEpoch
 from fsdata.pool import WorkerPool
-from fsdata.prefetch import WINDOW_BYTES_MAX, WINDOW_BYTES_MIN, Window
+from fsdata.prefetch import (
+    FROM_START_BYTES,
+    LEAPS_MIN,
+    STREAM_BYTES_MAX,
+    STREAM_BYTES_MIN,
+    WINDOW_BYTES_MAX,
+    WINDOW_BYTES_MIN,
+    Window,
+)
 from fsdata.reader import ZEROS_BYTES, FileReader
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import SystemRuntime
-from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId, SliceKind
+from fsmeta.types import BLOCK_BYTES_MAX, CHUNK_BYTES, Ino, Slice, SliceId, SliceKind
 from tests.data.world import BLOCK, World, pattern
 
 RUNTIME = SystemRuntime()
@@ -80,18 +91,17 @@ def test_slices_replaced_by_compaction_are_looked_up_again(world: World) -> None
 def test_window_doubles_and_random_reads_close_it() -> None:
     window, length = Window(), 1 << 30
     assert window.note(0, 100)
-    assert window.advance(length) is None, "one read proves nothing"
+    assert window.advance(length) == [], "one read proves nothing"
     assert window.note(100, 100)
-    assert window.advance(length) == (WINDOW_BYTES_MIN, 2 * WINDOW_BYTES_MIN)
-    assert window.advance(length) is None
+    assert window.advance(length) == [(WINDOW_BYTES_MIN, 2 * WINDOW_BYTES_MIN)]
+    assert window.advance(length) == []
     asked = at = 2 * WINDOW_BYTES_MIN
     widest = 0
     for offset in range(200, 100 << 20, 1 << 20):
         assert window.note(offset, 1 << 20)
-        ahead = window.advance(length)
-        if ahead is not None:
-            assert ahead[0] == asked, "each byte once"
-            asked = ahead[1]
+        for begin, end in window.advance(length):
+            assert begin == asked, "each byte once"
+            asked = end
             widest = max(widest, asked - offset)
         at = offset + (1 << 20)
     assert asked > at
@@ -99,27 +109,145 @@ def test_window_doubles_and_random_reads_close_it() -> None:
     ticket = window.ticket
     assert not window.note(900 << 20, 4096)
     assert not ticket.live
-    assert window.advance(length) is None
-    assert window.note((900 << 20) + 4096, 4096)
-    ahead = window.advance(length)
-    assert ahead is not None
+    assert window.advance(length) == []
+    assert not window.note((900 << 20) + 4096, 4096), "two neighbouring pages are no stream"
+    assert window.advance(length) == []
+    assert window.note((900 << 20) + 8192, STREAM_BYTES_MIN)
+    assert window.advance(length)
     assert window.ticket.live
     assert window.ticket is not ticket
 
 
 def test_window_ends_with_the_file() -> None:
     window, length = Window(), (9 << 20) + 5
-    asked = []
+    asked: list[tuple[int, int]] = []
     for offset in range(0, length, 1 << 20):
         assert window.note(offset, 1 << 20)
-        asked.append(window.advance(length))
-    ranges = [ahead for ahead in asked if ahead]
+        asked += window.advance(length)
+    ranges = asked
     assert ranges[0][0] == 4 << 20
     assert ranges[-1][1] == length
     small = Window()
     for offset in range(0, 1 << 20, 1 << 17):
         small.note(offset, 1 << 17)
-        assert small.advance(1 << 20) is None, "one block needs no read-ahead"
+        assert small.advance(1 << 20) == [], "one block needs no read-ahead"
+
+
+def test_window_finds_readers_that_go_backwards() -> None:
+    """C3: what they ask for is below them, each byte once, down to the file's begin."""
+    window, length, step = Window(), 100 << 20, 128 << 10
+    asked: list[tuple[int, int]] = []
+    for turn, offset in enumerate(range(length - step, -1, -step)):
+        known = window.note(offset, step)
+        assert known or turn < 12, "a few reads prove it"
+        ahead = window.advance(length)
+        for begin, end in ahead:
+            assert end <= offset + step
+            assert offset - begin <= WINDOW_BYTES_MAX + BLOCK_BYTES_MAX
+        asked += ahead
+    assert len(asked) > 5
+    assert all(low[1] == high[0] for high, low in itertools.pairwise(asked)), "each byte once"
+    assert asked[0][1] > 90 << 20
+    assert asked[-1][0] == 0
+    window.note(50 << 20, 4096)
+    assert not window.ticket.live
+
+
+def test_window_finds_strides() -> None:
+    """C3: parts of equal size at equal distances, up or down."""
+    for stride in (10 << 20, -(3 << 20)):
+        window, length = Window(), 1 << 30
+        start = 0 if stride > 0 else length - 4096
+        asked: list[tuple[int, int]] = []
+        for turn in range(12):
+            offset = start + turn * stride
+            assert not window.note(offset, 4096) or turn == 0
+            asked += window.advance(length)
+        begins = [begin for begin, _ in asked]
+        assert all(end - begin == 4096 for begin, end in asked)
+        assert len(set(begins)) == len(begins), "each once"
+        assert begins == [start + turn * stride for turn in range(4, 16)]
+        assert not window.note(555_555_555, 4096)
+        assert not window.ticket.live
+        assert window.advance(length) == []
+
+
+def test_random_readers_fetch_nothing_ahead() -> None:
+    """C3."""
+    window, dice = Window(), random.Random(1)
+    for _ in range(1000):
+        window.note(dice.randrange(1 << 40), 4096)
+        assert window.advance(1 << 41) == []
+
+
+def read_run(window: Window, begin: int, size: int, length: int, step: int = 4096) -> int:
+    """Read neighbours; how many of the reads counted as a stream, read-ahead included."""
+    counted = 0
+    for offset in range(begin, begin + size, step):
+        counted += window.note(offset, step, length)
+        counted += len(window.advance(length))
+    return counted
+
+
+def test_records_in_a_mapped_file_are_no_streams() -> None:
+    """C3: as LMDB reads: a page of the tree, near it another one, then the pages of a value."""
+    window, length, dice = Window(), 1 << 40, random.Random(2)
+    for size in (0, 4096, 16 << 10, 100 << 10):
+        for _ in range(300):
+            at = dice.randrange(length) & -4096
+            pages = (at, at + dice.randrange(-200, 200) * 4096, at + dice.randrange(500) * 4096)
+            for page in (*pages, at - 4096):
+                assert read_run(window, page, 4096, length) == 0
+            assert read_run(window, at + (dice.randrange(1, 200) << 12), size, length) == 0
+
+
+def test_a_handle_learns_how_long_its_runs_are() -> None:
+    """C3: once a run was too short for the block that was fetched, the next has to prove more."""
+    window, length = Window(), 1 << 40
+    long, far = 400 << 10, 1 << 30
+    counts = [read_run(window, far * turn, long, length) for turn in range(1, 8)]
+    assert counts[0] > 0
+    assert not any(counts[1:])
+    assert read_run(window, far * 8, 32 << 20, length) > 0, "a stream is one for all that"
+    assert read_run(window, far * 9, STREAM_BYTES_MIN + 4096, length) > 0
+    short = Window()
+    for turn in range(1, 20):
+        read_run(short, far * turn, STREAM_BYTES_MAX + (turn << 10), length)
+    assert read_run(short, far * 20, STREAM_BYTES_MAX, length) > 0, "there is an end to it"
+
+
+def test_who_leaps_through_a_file_is_a_stream_soon() -> None:
+    """C3: as tar(1) lists an archive: a header, and a seek over what belongs to it."""
+    window, length, dice = Window(), 1 << 40, random.Random(4)
+    at, proved = 1 << 30, []
+    for _ in range(40):
+        proved.append(window.note(at, 10 << 10, length))
+        at += (10 << 10) + dice.randrange(1, 300 << 10)
+    assert proved == [False] * LEAPS_MIN + [True] * (40 - LEAPS_MIN)
+    assert window.advance(length)
+    assert not window.note(at - (700 << 10), 4096, length), "not for who goes back and forth"
+
+
+def test_the_begin_of_a_short_file_is_that_of_a_stream() -> None:
+    """C3: of a long one only where much is asked for at once."""
+    assert Window().note(0, 16 << 10, FROM_START_BYTES)
+    assert not Window().note(0, 16 << 10, FROM_START_BYTES + 1)
+    assert Window().note(0, STREAM_BYTES_MIN, 1 << 40)
+    assert not Window().note(100 << 10, STREAM_BYTES_MIN, FROM_START_BYTES)
+
+
+def test_reading_backwards_fetches_each_block_once(world: World) -> None:
+    """C3."""
+    data = pattern(1 << 20) * 12
+    world.sink.chunks[INO, 0] = [Slice(0, store(world, 1, data), len(data), 0, len(data))]
+    reader = world.reader()
+    for end in range(len(data), 0, -(64 << 10)):
+        begin = end - (64 << 10)
+        assert b"".join(reader.read(begin, end - begin, len(data))) == data[begin:end]
+    reader.close()
+    world.readers.close()
+    assert len(world.objects.gets) == len(data) // BLOCK
+    assert world.budget.gauges().ahead == 0
 
 
 def test_sequential_reading_fetches_each_block_once(world: World) -> None:
@@ -145,7 +273,7 @@ def test_a_sequential_reader_leaves_blocks_behind(world: World) -> None:
     world.readers.close()
     assert not world.cache._blocks
     assert world.budget.gauges().ahead == 0
-    assert world.cache._behind_bytes == world.cache.stats().bytes > 0
+    assert len(world.cache._behind.blocks) == world.cache.stats().blocks > 0
 
 
 def test_read_ahead_that_nobody_wants_is_dropped(world: World) -> None:

@@ -1,4 +1,4 @@
-"""S3 by itself: signatures, keys and their rotation, addresses, TLS. radosgw is the judge."""
+"""O1: S3 by itself: signatures, keys and their rotation, addresses, TLS. radosgw is the judge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -27,38 +26,18 @@ from fsdata.obj_s3_http import IDLE_AGE_S
 from fsdata.obj_s3_keys import S3Account, bucket_url, new_client, new_session
 from fsdata.obj_s3_sign import AccessKey, Signer, query_string, quoted
 from fsdata.objects import Throttled, check_usable
-from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
+from fsmeta.errors import ConfigError, ObjectMissing, Refused, Unavailable
 from fsmeta.runtime import SystemRuntime
-from tests.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster, short_directory
-from tests.data.stores import credentials_file, fresh_name, s3_bucket, s3_settings
+from tests.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster
+from tests.data.stores import credentials_file, fresh_name, hide_own_keys, s3_bucket, s3_settings
 from tests.http_proxy import Fault, HttpProxy, Kind
 
 NOW_S = 1_790_000_000
 
 
-@pytest.fixture
-def proxy(ceph: CephCluster) -> Iterator[HttpProxy]:
-    with HttpProxy(ceph.s3_port) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def token_ceph(ceph: CephCluster) -> Iterator[CephCluster]:
-    """A Ceph that knows session tokens."""
-    del ceph  # what it needs is installed
-    with short_directory() as directory, CephCluster(directory, tokens=True) as cluster:
-        yield cluster
-
-
 @pytest.fixture(autouse=True)
 def no_aws_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of the machine's own keys and profiles takes part."""
-    for name in [*os.environ]:
-        if name.startswith("AWS_") or name in ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN"):
-            monkeypatch.delenv(name)
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "absent"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    hide_own_keys(monkeypatch, tmp_path)
 
 
 # --- signatures ----------------------------------------------------------------------------------
@@ -387,6 +366,8 @@ def test_refusals_become_errors() -> None:
     for status, code in ((503, "SlowDown"), (503, ""), (429, ""), (400, "SlowDown")):
         assert type(error(status, code)) is Throttled
     assert type(error(500, "InternalError")) is Unavailable
+    for status, code in ((400, "InvalidArgument"), (501, "NotImplemented")):
+        assert type(error(status, code)) is Refused
     for status, code, number in ((403, "QuotaExceeded", 122), (507, "", 28)):
         full = error(status, code)
         assert isinstance(full, OSError)

@@ -1,4 +1,4 @@
-"""S3 over a bad network and from a bad server: what clients of the store see, and what they don't.
+"""O2: over a bad network and from a bad server: what clients of the store see, and what they don't.
 
 The network is `HttpProxy`, the server behind it a real radosgw; the store is wrapped as a mount has
 it. Timeouts are those of `QUICK`, so that what is stuck is noticed within a second.
@@ -20,6 +20,7 @@ import pytest
 from fsclient.object_stores import Pacing, Stack, stacked
 from fsdata.blocks import BlockStore
 from fsdata.budget import Budget
+from fsdata.codec import FRAME_BYTES, head_bytes
 from fsdata.mem_cache import MemCache
 from fsdata.obj_s3 import S3Objects
 from fsdata.objects import Throttled
@@ -33,6 +34,7 @@ from tests.http_proxy import Fault, HttpProxy, Kind, Request
 
 RUNTIME = SystemRuntime()
 BLOCK = 1 << 20
+TWO = [(1000, 2000), (150_000, 150_009)]
 DOWN_S, DOWN_SOAK_S = 4.0, 60.0
 
 
@@ -81,6 +83,7 @@ def test_everything_is_repeated_until_it_works(world: World, kind: Kind) -> None
         ("PUT", lambda: store.put("a/k", (data[:9], data[9:])), None),
         ("GET", lambda: store.get("a/k"), data),
         ("GET", lambda: store.get("a/k", 1000, 2000), data[1000:2000]),
+        ("GET", lambda: store.get_ranges("a/k", TWO), [data[begin:end] for begin, end in TWO]),
         ("GET", lambda: _get_into(store.get_into, len(data)), data),
         ("GET", lambda: [info.size for info in store.list("a/")], [len(data)]),
         ("DELETE", lambda: store.delete("a/k"), None),
@@ -98,6 +101,43 @@ def _get_into(get_into: Callable[[str, list[memoryview]], int], size: int) -> by
     room = bytearray(size)
     assert get_into("a/k", [memoryview(room)[:100], memoryview(room)[100:]]) == size
     return bytes(room)
+
+
+def test_a_cold_range_takes_one_round_trip(world: World) -> None:
+    """The head of its block is asked for at the same time, on another connection."""
+    budget = Budget(RUNTIME)
+    blocks = BlockStore(RUNTIME, world.stack.store, MemCache(RUNTIME, budget), block_bytes=BLOCK)
+    data = os.urandom(BLOCK)
+    for number in (7, 8):
+        blocks.put_block(SliceId(number), 0, bytearray(data))
+    at, delay_s = 600_000, 0.5
+    assert (
+        blocks.read(SliceId(7), BLOCK, 0, at, at + 9) == data[at : at + 9]
+    )  # connections are made
+    before = world.stack.metered.snapshot()
+    world.proxy.add(Fault(Kind.DELAY, 1e9, "GET", seconds=delay_s))
+    connections = world.proxy.connections()
+    begun = time.monotonic()
+    assert blocks.read(SliceId(8), BLOCK, 0, at, at + 9) == data[at : at + 9]
+    assert delay_s < time.monotonic() - begun < 2 * delay_s
+    after = world.stack.metered.snapshot()
+    assert after["get_count"] - before["get_count"] == 2
+    assert after["get_bytes"] - before["get_bytes"] == head_bytes(BLOCK) + FRAME_BYTES
+    assert world.proxy.connections() == connections
+
+
+def test_ranges_together_need_the_right_keys(world: World) -> None:
+    """What is refused for the clock or the keys is mended as for single requests."""
+    world.raw.put("k", (b"0123456789",))
+    world.proxy.add(Fault(Kind.STATUS, 1e9, "GET", status=403, code="RequestTimeTooSkewed"))
+    with pytest.raises(Unavailable, match="RequestTimeTooSkewed"):
+        world.raw.get_ranges("k", [(1, 3), (5, 9)])
+    world.proxy.heal()
+    world.proxy.add(Fault(Kind.STATUS, 1, "GET", status=403, code="RequestTimeTooSkewed"))
+    assert world.raw.get_ranges("k", [(1, 3), (5, 9)]) == [b"12", b"5678"]
+    world.proxy.add(Fault(Kind.STATUS, 1, "GET", status=503, code="SlowDown"))
+    with pytest.raises(Throttled):
+        world.raw.get_ranges("k", [(1, 3), (5, 9)])
 
 
 def test_a_cut_answer_is_no_short_object(world: World) -> None:
@@ -138,12 +178,13 @@ def test_connections_that_the_server_closed_cost_no_error(world: World) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.FLIP_ANSWER, Kind.SHORTEN])
 def test_wrong_bytes_are_never_data(world: World, kind: Kind) -> None:
-    """Whole blocks, short ones, and ranges: each is refused, and right the next time.
+    """Whole blocks, short ones, and ranges: each is asked for once more, then refused.
 
     A range that is too short contradicts its own headers, and is repeated at once.
     """
     budget = Budget(RUNTIME)
-    blocks = BlockStore(RUNTIME, world.stack.store, MemCache(RUNTIME, budget), block_bytes=BLOCK)
+    cache = MemCache(RUNTIME, budget)
+    blocks = BlockStore(RUNTIME, world.stack.store, cache, block_bytes=BLOCK)
     data = os.urandom(BLOCK)
     blocks.put_block(SliceId(7), 0, bytearray(data))
     blocks.put_block(SliceId(8), 0, bytearray(data[:5000]))
@@ -154,12 +195,16 @@ def test_wrong_bytes_are_never_data(world: World, kind: Kind) -> None:
     ]
     for slice_id, size, begin, end, whole in reads:
         fault = world.proxy.add(Fault(kind, 1, "GET"))
-        if whole or kind is Kind.FLIP_ANSWER:
-            with pytest.raises(ObjectDamaged):
-                blocks.read(slice_id, size, 0, begin, end, whole)
         assert blocks.read(slice_id, size, 0, begin, end, whole) == data[begin:end]
         assert fault.hits == 1
-    assert blocks.stats().damaged == (3 if kind is Kind.FLIP_ANSWER else 2)
+        if whole or kind is Kind.FLIP_ANSWER:
+            cache.drop((slice_id, 0))  # what was around the range
+            fault = world.proxy.add(Fault(kind, 2, "GET"))
+            with pytest.raises(ObjectDamaged):
+                blocks.read(slice_id, size, 0, begin, end, whole)
+            assert fault.hits == 2
+    wrong = 3 if kind is Kind.FLIP_ANSWER else 2
+    assert (blocks.stats().damaged, blocks.stats().repeated) == (wrong, 2 * wrong)
 
 
 def test_a_listing_goes_on_where_it_broke_off(

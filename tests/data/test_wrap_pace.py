@@ -12,7 +12,7 @@ from fsdata.objects import Throttled
 from fsdata.wrap import Backoff, Retrying
 from fsdata.wrap_pace import Adaptive, Limited
 from fsdata.wrap_shards import HASH_PREFIXES, Sharded, hashed
-from fsmeta.errors import ObjectMissing
+from fsmeta.errors import ObjectMissing, Unavailable
 from fsmeta.runtime import SystemRuntime
 from tests.data.faults import FaultyObjects, unavailable
 from tests.data.test_objects import Clock
@@ -74,9 +74,29 @@ def test_other_failures_do_not_cut() -> None:
     store = Adaptive(clock, faulty, 4)
     faulty.fail("get", 1, unavailable)
     for _ in range(2):
-        with pytest.raises((type(unavailable()), ObjectMissing)):
+        with pytest.raises((Unavailable, ObjectMissing)):
             store.get("k")
     assert store.window() == (4.0, 0, 0)
+
+
+def test_ranges_take_a_place_each_or_go_one_after_the_other() -> None:
+    clock = Clock()
+    faulty = FaultyObjects(clock, MemObjects(clock))
+    faulty.inner.put("k", (b"0123456789",))
+    ranges, found = [(1, 3), (4, 5), (6, 9)], [b"12", b"4", b"678"]
+    for most, together in ((2, []), (3, [3])):
+        store = Adaptive(clock, faulty, most)
+        assert store.get_ranges("k", ranges) == found
+        assert faulty.together == together
+        assert store.window() == (float(most), 0, 0)
+        faulty.fail("get", 1)
+        with pytest.raises(Unavailable):
+            store.get_ranges("k", ranges)
+        assert store.window() == (float(most), 0, 0)
+    faulty.fail("get", 1, throttled)
+    with pytest.raises(Throttled):
+        store.get_ranges("k", ranges)
+    assert store.window() == (1.0, 0, 1)
 
 
 def test_many_clients_settle_at_what_a_store_can_do() -> None:
@@ -119,6 +139,17 @@ def test_limits_are_kept_to_the_byte() -> None:
     store.get("k2", 0, 1)
     assert store.head("k2") is not None
     assert clock.at - begun == pytest.approx(2.0)
+
+
+def test_w4_a_limit_holds_up_nobody_who_leaves() -> None:
+    clock = Clock()
+    leaving = clock.event()
+    store = Limited(clock, MemObjects(clock), 1000, 0, leaving)
+    store.put("k0", (bytes(500),))
+    leaving.set()
+    with pytest.raises(Unavailable, match="leaving"):
+        store.put("k1", (bytes(500),))
+    assert clock.slept == []
 
 
 def test_no_limit_never_waits() -> None:

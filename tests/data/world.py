@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fsdata.blocks import BlockStore
 from fsdata.budget import BUFFER_BYTES_MIN, Budget
@@ -12,6 +12,7 @@ from fsdata.obj_mem import MemObjects
 from fsdata.pool import WorkerPool
 from fsdata.prefetch import Prefetcher
 from fsdata.reader import FileReader
+from fsdata.seal import Sealer
 from fsdata.uploads import UploadPool
 from fsdata.writer import FileWriter, WriteSide
 from fsmeta.runtime import SystemRuntime
@@ -27,6 +28,7 @@ class Sink:
     def __init__(self, objects: FaultyObjects) -> None:
         self._objects = objects
         self.ids = 0
+        self.given_up: list[SliceId] = []
         self.chunks: dict[tuple[Ino, int], list[Slice]] = {}
         self.lengths: dict[Ino, int] = {}
         self.mtimes: list[int] = []
@@ -38,6 +40,9 @@ class Sink:
     def new_slice_id(self) -> SliceId:
         self.ids += 1
         return SliceId(self.ids)
+
+    def give_up_slices(self, ids: Iterable[SliceId]) -> None:
+        self.given_up += ids
 
     def commit(
         self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
@@ -66,6 +71,7 @@ class World:
         limit: int = BUFFER_BYTES_MIN,
         idle_s: float = 3600.0,
         threads: int = 2,
+        locked: bool = False,
     ) -> None:
         self.runtime = SystemRuntime()
         self.objects = FaultyObjects(self.runtime, MemObjects(self.runtime))
@@ -73,10 +79,14 @@ class World:
         self.sink = Sink(self.objects)
         self.codec = codec
         self.cache = MemCache(self.runtime, self.budget, BLOCK)
-        self.blocks = BlockStore(self.runtime, self.objects, self.cache, codec, BLOCK)
+        self.sealer = Sealer(self.runtime, bytes(32)) if locked else None
+        self.blocks = self._blocks(self.cache)
         self.pool = UploadPool(self.runtime, self.budget, threads, idle_s)
         self.side = WriteSide(self.runtime, self.blocks, self.budget, self.pool, self.sink)
         self.readers = WorkerPool(self.runtime, "ahead", 2)
+
+    def _blocks(self, cache: MemCache) -> BlockStore:
+        return BlockStore(self.runtime, self.objects, cache, self.codec, BLOCK, self.sealer)
 
     def writer(self, ino: int = 7, length: int = 0) -> FileWriter:
         return FileWriter(self.side, Ino(ino), length)
@@ -96,7 +106,7 @@ class World:
     def content(self, ino: int = 7) -> bytes:
         """What another mount sees of the file."""
         cache = MemCache(self.runtime, Budget(self.runtime, BUFFER_BYTES_MIN), BLOCK)
-        blocks = BlockStore(self.runtime, self.objects, cache, self.codec, BLOCK)
+        blocks = self._blocks(cache)
         length = self.sink.lengths.get(Ino(ino), 0)
         chunks = self.sink.chunks
         reader = FileReader(self.runtime, blocks, lambda chunk: chunks.get((Ino(ino), chunk), []))

@@ -55,9 +55,9 @@ def slicefs(*words: str | Path, program: Sequence[str] = (SLICEFS,)) -> Done:
     return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - begin)
 
 
-def succeed(*words: str | Path) -> str:
+def succeed(*words: str | Path, program: Sequence[str] = (SLICEFS,)) -> str:
     """Run `slicefs`, which must end well and complain of nothing; what it printed."""
-    done = slicefs(*words)
+    done = slicefs(*words, program=program)
     assert (done.code, done.err) == (0, ""), done
     return done.out
 
@@ -116,13 +116,15 @@ class Volume:
 
     def format(self, *options: str) -> None:
         place = self.place or ("--bucket", str(self.bucket))
-        succeed("format", self.meta, "testvol", *place, *options)
+        succeed("format", self.meta, "testvol", *place, "--trash-days", "0", *options)
 
-    def mount(self, *options: str, name: str = "mnt") -> Mount:
+    def mount(self, *options: str, name: str = "mnt", program: Sequence[str] = (SLICEFS,)) -> Mount:
         """Mount in the background."""
         path = self.base / name
         path.mkdir(exist_ok=True)
-        succeed("mount", "-d", "--log", self.log, self.meta, path, *options)
+        cache = () if "--cache-dir" in options else ("--cache-dir", "none")
+        words = ("mount", "-d", "--log", self.log, self.meta, path, *cache, *options)
+        succeed(*words, program=program)
         config = json.loads((path / ".config").read_text())
         mount = Mount(path, config["mount"]["pid"])
         self.mounts.append(mount)

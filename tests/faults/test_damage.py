@@ -1,4 +1,4 @@
-"""Damaged stores: corrupt metadata makes a mount read-only, wrong objects are EIO, never data."""
+"""O4: corrupt metadata makes a mount read-only, wrong objects are EIO, never data."""
 
 from __future__ import annotations
 
@@ -120,12 +120,36 @@ def test_missing_object(embedded: Volume) -> None:
     others_are_fine(mount, files)
     done = slicefs("fsck", embedded.meta)
     assert done.code == 3, done
-    assert (
-        f"problem: object {block.relative_to(embedded.bucket / 'testvol')} is missing" in done.err
-    )
+    name = block.relative_to(embedded.bucket / "testvol")
+    assert f"problem: object {name} is missing: /b\n" in done.err
     block.write_bytes(right)
     assert (mount.path / "b").read_bytes() == files["b"]
     embedded.end("ObjectMissing: ")
+
+
+@pytest.mark.parametrize("command", ["fsck", "scrub"])
+@pytest.mark.parametrize("spread", [("--hash-prefix",), ("--shards", "3", "--hash-prefix")])
+def test_r1_a_missing_object_is_named_as_the_store_has_it(
+    base: Path, command: str, spread: tuple[str, ...]
+) -> None:
+    """fsck named a key without its prefix, and no file."""
+    bucket = base / "bucket"
+    place = f"{bucket}-%d" if "--shards" in spread else f"{bucket}"
+    volume = Volume(base, place=("--bucket", place))
+    volume.format(*spread)
+    mount = volume.mount()
+    (mount.path / "dir").mkdir()
+    (mount.path / "dir/file").write_bytes(b"data")
+    mount.umount()
+    [block] = [path for path in base.glob("bucket*/testvol/?/chunks/**/*") if path.is_file()]
+    right = block.read_bytes()
+    block.unlink()
+    done = slicefs(command, volume.meta)
+    assert done.code == 3, done
+    name = block if "--shards" in spread else block.relative_to(bucket / "testvol")
+    assert f"problem: object {name} is missing: /dir/file\n" in done.err
+    block.write_bytes(right)
+    volume.end()
 
 
 def others_are_fine(mount: Mount, files: dict[str, bytes]) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from fsclient.cli import main, umount_cmd
+from fsclient.fuse import mount as kernel
 from fsclient.fuse.mount import find_mount
+from fsmeta.errors import ConfigError
 from tests.faults.judge import Worker, await_operations, start
 from tests.faults.load import content
 from tests.faults.program import (
@@ -126,13 +128,21 @@ def test_umount_of_a_dead_and_of_a_stopped_client(embedded: Volume) -> None:
     embedded.end()
 
 
+# Of the mounts that other tests have at the same time it keeps no copies.
+_ELSEWHERE = """
+findmnt -rn -t fuse.slicefs -o TARGET | grep -v "^$1/" | xargs -r umount -l
+echo
+exec sleep 600
+"""
+
+
 @pytest.fixture
-def elsewhere() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts a process in a mount namespace of its own, with copies of all mounts there are."""
+def elsewhere(embedded: Volume) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts a process in a mount namespace of its own, with copies of the volume's mounts."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start_one() -> subprocess.Popen[bytes]:
-        words = ["unshare", "--mount", "sh", "-c", "echo; exec sleep 600"]
+        words = ["unshare", "--mount", "sh", "-c", _ELSEWHERE, "sh", str(embedded.base)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE)
         started.append(process)
         assert process.stdout is not None
@@ -193,6 +203,34 @@ def test_a_mount_that_got_the_device_number_since_keeps_nobody() -> None:
     holder = umount_cmd._holder(other, [other.id])
     assert holder is not None
     assert (holder.pid, holder.path) == ("self", "/proc")
+
+
+def test_a_mount_that_got_both_numbers_since_keeps_nobody(
+    embedded: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(umount_cmd, "UMOUNT_WAIT_S", 0.2)
+    monkeypatch.setattr(umount_cmd, "SILENT_S", 0.1)
+    embedded.format()
+    mount, others = embedded.mount(), [tmp_path / str(number) for number in range(4)]
+    umount = kernel.umount
+
+    def umount_and_mount(mountpoint: str, lazy: bool) -> None:
+        os.kill(mount.pid, signal.SIGSTOP)
+        umount(mountpoint, lazy)
+        for other in others:  # one of them is given its numbers: they are the lowest that are free
+            other.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "none", other], check=True)
+
+    monkeypatch.setattr(kernel, "umount", umount_and_mount)
+    try:
+        with pytest.raises(ConfigError, match="has stored nothing for 0 s: see its log"):
+            umount_cmd.umount.main([str(mount.path)], standalone_mode=False)
+    finally:
+        for other in others:
+            subprocess.run(["umount", other], check=True)
+        os.kill(mount.pid, signal.SIGCONT)
+    wait_until("the client ends", END_S, mount.has_ended)
+    embedded.end()
 
 
 @pytest.mark.parametrize("unmounted", [False, True])

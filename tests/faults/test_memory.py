@@ -1,4 +1,4 @@
-"""The client's memory stays below its cap while much more than that passes through it."""
+"""C4: the client's memory stays below its cap while much more than that passes through it."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,24 @@ from tests.faults.places import rados_place, s3_place
 from tests.faults.program import Volume, needs_mounts, slicefs, succeed
 
 pytestmark = needs_mounts
+
+_AT_FORK = """
+import os, sys
+from contextlib import suppress
+from pathlib import Path
+def note():
+    found = []
+    for each in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{{each}}"))
+    sockets = sum(each.startswith(("socket:", "anon_inode:")) for each in found)
+    with open({file!r}, "a") as file:
+        print(len(os.listdir("/proc/self/task")), sockets, file=file)
+os.register_at_fork(before=note)
+from fsclient.cli.main import main
+sys.argv[0] = "slicefs"
+main()
+"""
 
 
 @pytest.fixture(params=["s3", "s3 spread", "rados", "rados hashed"])
@@ -73,6 +92,37 @@ def test_real_work(volume: Volume) -> None:
     report = volume.fsck("--data")
     assert report["leaked_objects"] == 0
     volume.end()
+
+
+@pytest.mark.parametrize("volume", ["s3", "rados"], indirect=True)
+def test_o1_connections_are_made_after_the_fork(volume: Volume) -> None:
+    """`mount -d` forks, which neither librados nor any thread survives: there are none by then."""
+    noted = volume.base / "noted"
+    program = (sys.executable, "-c", _AT_FORK.format(file=str(noted)))
+    mount = volume.mount(program=program)
+    assert noted.read_text() == "1 0\n", "threads, and sockets"
+    (mount.path / "file").write_bytes(b"data")
+    assert (mount.path / "file").read_bytes() == b"data"
+    volume.end()
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("storage-class=NOPE", "InvalidArgument (see storage-class, sse and sse-kms-key of"),
+        ("sse=aws:kms", "InvalidRequest (see storage-class, sse and sse-kms-key of"),
+        ("sse=", "--store-option sse: it is empty: say which"),
+    ],
+)
+def test_o1_what_the_store_does_not_take_is_named(
+    base: Path, ceph: CephCluster, option: str, expected: str
+) -> None:
+    """It said: check the address, the permissions and the free space."""
+    volume = Volume(base, place=s3_place(base, ceph.endpoint))
+    done = slicefs("format", volume.meta, "testvol", *volume.place, "--store-option", option)
+    assert (done.code, done.out) == (1, ""), done
+    assert expected in done.err
+    assert not (base / "meta.db").exists()
 
 
 def test_secrets_stay_secret(base: Path, ceph: CephCluster) -> None:

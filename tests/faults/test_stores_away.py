@@ -1,4 +1,4 @@
-"""Object stores that go away under mounts: programs wait, nothing acknowledged is lost.
+"""R3: object stores that go away under mounts: programs wait, nothing acknowledged is lost.
 
 The load comes from processes of its own: whoever forks while it has files of a mount open must wait
 for that mount, and the store that is to be started is what the mount waits for.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsclient.filesystem import Buffer, Entry, FileSystem, Opened, SetAttr, Stat
+from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, SetAttr, Stat
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Caller, Dentry, Ino, StatFs
 
 RENAME_NOREPLACE = 1
@@ -193,15 +193,17 @@ class RamFS:
         self._begin("readlink", caller)
         return self._node(ino).target
 
-    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
+    def mknod(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int, umask: int = 0
+    ) -> Entry:
         self._begin("mknod", caller)
         with self._lock:
-            return self._entry(self._make(parent, name, mode, caller, rdev))
+            return self._entry(self._make(parent, name, mode & ~umask, caller, rdev))
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
+    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0) -> Entry:
         self._begin("mkdir", caller)
         with self._lock:
-            return self._entry(self._make(parent, name, stat.S_IFDIR | mode, caller))
+            return self._entry(self._make(parent, name, stat.S_IFDIR | mode & ~umask, caller))
 
     def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         self._begin("symlink", caller)
@@ -272,10 +274,11 @@ class RamFS:
         mode: int,
         flags: int,
         kill_suid: bool = False,
+        umask: int = 0,
     ) -> tuple[Entry, Opened]:
         self._begin("create", caller)
         with self._lock:
-            node = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), caller)
+            node = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode) & ~umask, caller)
             return self._entry(node), self._open(node.attr.ino)
 
     def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
@@ -295,7 +298,14 @@ class RamFS:
             return [bytes(self._node(ino).data[offset : offset + size])]
 
     def write(
-        self, caller: Caller, ino: Ino, fh: int, offset: int, data: memoryview, kill_suid: bool
+        self,
+        caller: Caller,
+        ino: Ino,
+        fh: int,
+        offset: int,
+        data: memoryview,
+        kill_suid: bool,
+        append: bool = False,
     ) -> int:
         self._begin("write", caller)
         assert self.handles[fh] == ino
@@ -309,8 +319,24 @@ class RamFS:
             self._changed(node, mode=mode, mtime_ns=time.time_ns())
             return len(data)
 
-    def flush(self, caller: Caller, ino: Ino, fh: int) -> None:
+    def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
         self._begin("flush", caller)
+
+    def getlk(self, ino: Ino, fh: int, owner: int, lock: FileLock) -> FileLock | None:
+        self._begin("getlk")
+        return None
+
+    def setlk(
+        self, fh: int, owner: int, lock: FileLock, flock: bool, request: int, wait: bool
+    ) -> bool:
+        self._begin("setlk")
+        return True
+
+    def unlock(self, fh: int, owner: int, lock: FileLock, flock: bool) -> None:
+        self._begin("unlock")
+
+    def cancel(self, request: int) -> bool:
+        return False
 
     def fsync(self, caller: Caller, ino: Ino, fh: int, data_only: bool) -> None:
         self._begin("fsync", caller)
@@ -320,19 +346,46 @@ class RamFS:
         with self._lock:
             self._close(fh)
 
+    def tmpfile(
+        self, caller: Caller, parent: Ino, mode: int, flags: int, umask: int = 0
+    ) -> tuple[Entry, Opened]:
+        raise fail(errno.ENOSYS)
+
+    def fallocate(
+        self, caller: Caller, ino: Ino, fh: int, mode: int, offset: int, length: int
+    ) -> None:
+        raise fail(errno.ENOSYS)
+
+    def lseek(self, caller: Caller, ino: Ino, fh: int, offset: int, whence: int) -> int:
+        raise fail(errno.ENOSYS)
+
+    def copy_file_range(
+        self,
+        caller: Caller,
+        ino: Ino,
+        fh: int,
+        offset: int,
+        ino_out: Ino,
+        fh_out: int,
+        offset_out: int,
+        length: int,
+    ) -> int:
+        raise fail(errno.ENOSYS)
+
     def opendir(self, caller: Caller, ino: Ino) -> Opened:
         self._begin("opendir", caller)
         with self._lock:
             return self._open(ino)._replace(keep_cache=False)
 
     def readdir(
-        self, caller: Caller, ino: Ino, fh: int, begin: int, at_most: int
-    ) -> Sequence[Dentry]:
+        self, caller: Caller, ino: Ino, fh: int, cookie: int, at_most: int
+    ) -> tuple[Sequence[Dentry], Sequence[int]]:
         self._begin("readdir", caller)
         with self._lock:
-            if begin == 0:
+            if cookie == 0:
                 self.listings[fh] = self._listing(ino)
-            return self.listings[fh][begin : begin + at_most]
+            names = self.listings[fh][cookie : cookie + at_most]
+            return names, range(cookie + 1, cookie + len(names) + 1)
 
     def _listing(self, ino: Ino) -> list[Dentry]:
         node = self._node(ino)
@@ -364,7 +417,15 @@ class RamFS:
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
         self._begin("access", caller)
 
-    def setxattr(self, caller: Caller, ino: Ino, name: bytes, value: bytes, flags: int) -> None:
+    def setxattr(
+        self,
+        caller: Caller,
+        ino: Ino,
+        name: bytes,
+        value: bytes,
+        flags: int,
+        kill_sgid: bool = False,
+    ) -> None:
         self._begin("setxattr", caller)
         xattrs = self._node(ino).xattrs
         if flags & XATTR_CREATE and name in xattrs:
@@ -387,6 +448,14 @@ class RamFS:
         self._begin("removexattr", caller)
         if self._node(ino).xattrs.pop(name, None) is None:
             raise fail(errno.ENODATA)
+
+    def getflags(self, caller: Caller, ino: Ino) -> int:
+        self._begin("getflags", caller)
+        return self._node(ino).attr.flags
+
+    def setflags(self, caller: Caller, ino: Ino, flags: int) -> None:
+        self._begin("setflags", caller)
+        self._changed(self._node(ino), flags=flags)
 
 
 _CONFORMS: Callable[[], FileSystem] = RamFS

@@ -8,23 +8,36 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.fuse import protocol
+from fsclient.fuse import abi, protocol
 from fsclient.fuse.abi import SIZES, align8
 from fsclient.fuse.protocol import Init, Opcode
 
 HEADER = Path("/usr/include/linux/fuse.h")
 # What came after the headers of common distributions: looked at from these minors on.
-STRUCT_MINORS = {"fuse_statx_in": 39, "fuse_statx_out": 39}
+STRUCT_MINORS = {
+    "fuse_statx_in": 39,
+    "fuse_statx_out": 39,
+    "fuse_backing_map": 40,
+    "fuse_copy_file_range_out": 45,
+}
 OPCODE_MINORS = {Opcode.STATX: 39, Opcode.COPY_FILE_RANGE_64: 45}
 NOTIFY_MINORS = {"NOTIFY_RESEND": 40, "NOTIFY_INC_EPOCH": 44}
 PREFIXES = ("FATTR_", "FOPEN_")
-CONSTANTS = ("GETATTR_FH", "WRITE_KILL_SUIDGID", "OPEN_KILL_SUIDGID", "FSYNC_FDATASYNC")
+CONSTANTS = (
+    "GETATTR_FH",
+    "WRITE_CACHE",
+    "WRITE_KILL_SUIDGID",
+    "OPEN_KILL_SUIDGID",
+    "FSYNC_FDATASYNC",
+)
 OFFSETS = {  # of the fields behind padding, where a wrong `x` would show
     "fuse_setattr_in": {"uid": 76, "atimensec": 56, "mode": 68},
     "fuse_init_out": {"max_pages": 28, "flags2": 32},
     "fuse_in_header": {"total_extlen": 36},
     "fuse_write_in": {"write_flags": 20, "flags": 32},
     "fuse_flush_in": {"lock_owner": 16},
+    "fuse_fallocate_in": {"mode": 24},
+    "fuse_lseek_in": {"whence": 16},
     "fuse_attr": {"blksize": 80, "rdev": 76, "mode": 60},
     "fuse_kstatfs": {"namelen": 44, "frsize": 48},
     "fuse_direntplus": {"dirent": 128},
@@ -44,6 +57,8 @@ def checks() -> list[str]:
         lines.append(since(OPCODE_MINORS.get(opcode, 0), line))
     for flag in Init:
         lines.append(if_defined(f"FUSE_{flag.name}", flag.value & 0xFFFFFFFFFFFFFFFF))
+    for name in ("DEV_IOC_BACKING_OPEN", "DEV_IOC_BACKING_CLOSE"):
+        lines.append(if_defined(f"FUSE_{name}", getattr(abi, name)))
     for name, value in vars(protocol).items():
         if name.startswith(PREFIXES):
             lines.append(if_defined(name, value))
@@ -69,7 +84,7 @@ def if_defined(name: str, value: int) -> str:
 def test_matches_the_c_header(tmp_path: Path) -> None:
     source = tmp_path / "check.c"
     source.write_text(
-        "#include <stddef.h>\n#include <linux/fuse.h>\n"
+        "#include <stddef.h>\n#include <linux/ioctl.h>\n#include <linux/fuse.h>\n"
         "#define CHECK(what) _Static_assert(what, #what)\n" + "\n".join(checks()) + "\n"
     )
     done = subprocess.run(

@@ -96,7 +96,7 @@ def test_batch_forget() -> None:
     assert (fs.lookups[Ino(70)], fs.lookups[Ino(71)]) == (0, 2)
 
 
-@pytest.mark.parametrize("opcode", [0, Opcode.IOCTL, Opcode.LSEEK, Opcode.TMPFILE, Opcode.SETLK])
+@pytest.mark.parametrize("opcode", [0, Opcode.POLL, Opcode.BMAP])
 def test_unknown_opcodes(opcode: int) -> None:
     assert ask(Dispatcher(RamFS()), opcode, b"") == errno.ENOSYS
 
@@ -128,11 +128,11 @@ def test_trace() -> None:
     lines: list[str] = []
     dispatcher = Dispatcher(RamFS(), trace=lines.append)
     ask(dispatcher, Opcode.LOOKUP, b"name\0")
-    ask(dispatcher, Opcode.IOCTL, b"")
+    ask(dispatcher, Opcode.POLL, b"")
     ask(dispatcher, Opcode.WRITE, abi.WRITE_IN.pack(5, 0, 3, 0, 0, 0) + b"abc", ino=4)
     assert lines[0] == "lookup(1, b'name') by uid 7 gid 8 pid 9 -> ENOENT"
-    assert lines[1] == "ioctl(1) by uid 7 gid 8 pid 9 -> ENOSYS"
-    assert lines[2].startswith("write(4, 5, 0, 3 bytes, False)")
+    assert lines[1] == "poll(1) by uid 7 gid 8 pid 9 -> ENOSYS"
+    assert lines[2].startswith("write(4, 5, 0, 3 bytes, False, False)")
 
 
 class Endless(RamFS):
@@ -143,10 +143,11 @@ class Endless(RamFS):
         self.taken: list[bytes] = []
 
     def readdir(
-        self, caller: Caller, ino: Ino, fh: int, begin: int, at_most: int
-    ) -> Sequence[Dentry]:
-        numbers = range(begin, begin + at_most)
-        return [Dentry(b"n" * (n % 255 + 1), Ino(5), FileType.REG) for n in numbers]
+        self, caller: Caller, ino: Ino, fh: int, cookie: int, at_most: int
+    ) -> tuple[Sequence[Dentry], Sequence[int]]:
+        numbers = range(cookie, cookie + at_most)
+        names = [Dentry(b"n" * (n % 255 + 1), Ino(5), FileType.REG) for n in numbers]
+        return names, range(cookie + 1, cookie + at_most + 1)
 
     def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
         self.taken += [name for name, _, _ in names]
@@ -222,3 +223,9 @@ def test_init_of_old_and_new_kernels() -> None:
     assert agreed.flags == Init.INIT_EXT | Init.SETXATTR_EXT | Init.HAS_EXPIRE_ONLY
     assert agreed.minor == 45
     assert negotiate(old._replace(minor=30), KernelWants()) is None
+    for offered, asked in ((False, True), (True, False), (True, True)):
+        offer = new._replace(flags=new.flags | (Init.PASSTHROUGH if offered else Init(0)))
+        agreed = negotiate(offer, KernelWants(passthrough=asked))
+        assert agreed is not None
+        taken = offered and asked
+        assert (bool(agreed.flags & Init.PASSTHROUGH), agreed.max_stack_depth) == (taken, taken)

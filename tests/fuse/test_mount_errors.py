@@ -55,6 +55,17 @@ def test_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         mount(str(tmp_path), "vol")
 
 
+def test_no_table_of_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user could mount in a container without it, and then not unmount."""
+    device = tmp_path / "fuse"
+    device.touch()
+    monkeypatch.setattr(mount_module, "DEVICE", str(device))
+    monkeypatch.setattr(mount_module, "MTAB", str(tmp_path / "mtab"))
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.raises(ConfigError, match=r"no \S+/mtab, .* as root run `ln -s /proc/self/mounts"):
+        mount(str(tmp_path), "vol")
+
+
 def test_umount_of_what_is_no_mount(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't unmount"):
         umount(str(tmp_path))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,13 @@ from fsmeta.store_tikv import TikvStore
 from fsmeta.transact import Transactor
 from fsmeta.types import Usage
 from tests.redis_server import RedisServer
+from tests.redis_sets import Cluster
 from tests.tikv_server import TikvServer
 
-ENGINES = ("mem", "sqlite", "redis", "tikv")
+ENGINES = ("mem", "sqlite", "redis", "cluster", "tikv")
 RUNTIME = SystemRuntime()
+_NUMBERS = itertools.count()
 NO_LIMITS = Usage(0, 0)
-NEWS_S = 5.0  # by then any news has come; only a failure takes longer
 
 
 class Engine:
@@ -60,9 +61,9 @@ class Engine:
     def format(self, limits: Usage = NO_LIMITS) -> None:
         make_volume(self._first, RUNTIME, limits)
 
-    def meta(self) -> Meta:
+    def meta(self, deadline_s: float = 10) -> Meta:
         """A client with a session."""
-        meta = Meta(self.open(), RUNTIME, deadline_s=10)
+        meta = Meta(self.open(), RUNTIME, deadline_s)
         meta.open_session({"host": "test"})
         return meta
 
@@ -93,6 +94,15 @@ def open_engine(name: str, directory: Path, server_of: Callable[[str], Any]) -> 
         cluster: TikvServer = server_of("tikv_server")
         place = cluster.empty_url()
         return Engine(name, lambda: TikvStore(place, RUNTIME), place)
+    if name == "cluster":
+        cluster_name = f"v{next(_NUMBERS)}"
+        nodes: Cluster = server_of("redis_cluster")
+        return Engine(
+            name,
+            lambda: RedisStore(nodes.url(cluster_name), RUNTIME),
+            nodes.url(cluster_name),
+            lambda: [node.ask("CLIENT", "KILL", "TYPE", "pubsub") for node in nodes.nodes],
+        )
     server: RedisServer = server_of("redis_server")
     url = server.empty_url()
     return Engine(
@@ -106,14 +116,15 @@ def open_engine(name: str, directory: Path, server_of: Callable[[str], Any]) -> 
 def transactor(store: Store, runtime: Runtime = RUNTIME, deadline_s: float = 10) -> Transactor:
     """A client's retry loop with a cache of its own, told of others' changes."""
     run = Transactor(store, runtime, RowCache(runtime), deadline_s)
-    store.watch(run.drop)
+    store.watch(run.cache.hear)
     return run
 
 
 def make_volume(store: Store, runtime: Runtime, limits: Usage = NO_LIMITS) -> None:
     settings = volume.new_format("test", "mem", "", capacity=limits.space, inodes=limits.inodes)
     run = Transactor(store, runtime, RowCache(runtime))
-    run.run(lambda txn: volume.create_volume(txn, settings, (0, 0), runtime.now_ns()))
+    past = store.history.lineage()
+    run.run(lambda txn: volume.create_volume(txn, settings, (0, 0), runtime.now_ns(), past))
 
 
 def change(
@@ -143,11 +154,3 @@ def dump(store: Store, prefix: bytes = b"") -> dict[bytes, dict[bytes, bytes]]:
         cursor = page.cursor
     found = sorted(rows)
     return dict(zip(found, store.read_rows(found), strict=True)) if found else {}
-
-
-def wait_until(true: Callable[[], Any], seconds: float = NEWS_S) -> None:
-    """Returns when `true()` is; fails when that takes too long."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 from fsmeta.errors import StoreError
 from fsmeta.store import APPEND, PUT, Commit, Store
@@ -17,7 +18,7 @@ def put(store: Store, row: bytes, **fields: bytes) -> None:
     store.commit(change(*((PUT, row, name.encode(), value) for name, value in fields.items())))
 
 
-def outcome_of(work: Future[None]) -> str:
+def outcome_of(work: Future[Any]) -> str:
     """What a commit in another thread came to; waits for it."""
     error = work.exception()
     assert error is None or isinstance(error, StoreError)

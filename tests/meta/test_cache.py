@@ -305,8 +305,19 @@ def test_a_row_scanned_to_its_end_is_complete() -> None:
     assert cache.get(ROW, b"none", True) is MISSING
     cache.settle(cache.mark(), [], [(PUT, ROW, b"c", b"1"), (DELETE, ROW, b"a")], True)
     cache.fill_page(cache.mark(), ROW, b"more", {b"b": b"1"}, None, True)
+    assert cache.get(ROW, b"none", False) is None  # a commit will check it
+    assert cache.get(ROW, b"none", True) is MISSING  # others may have made it just now
+    assert cache.complete(ROW) == {b"c": b"1", b"b": b"1"}
+
+
+def test_what_was_empty_once_is_known_whole() -> None:
+    cache = _cache()
+    cache.settle(cache.mark(), [ROW], [(PUT, ROW, b"a", b"1")], True)
     assert cache.get(ROW, b"none", True) is None
-    assert cache.complete(ROW) == [(b"c", b"1"), (b"b", b"1")]
+    cache.drop([ROW])
+    cache.fill_page(cache.mark(), ROW, b"", {b"a": b"1"}, None, True)
+    assert cache.get(ROW, b"none", True) is MISSING
+    assert cache.get(ROW, b"none", False) is None
 
 
 @pytest.mark.parametrize("how", ["news", "commit", "another scan", "forgotten"])
@@ -383,6 +394,19 @@ def test_memory_is_bounded(grow: str) -> None:
     assert sum(cache.get(ROW, name, True) == b"1" for name in names) <= ROW_FIELDS_MAX + 1
 
 
+def test_names_of_many_directories_are_bounded() -> None:
+    """Rows were, and each row was: a walk over large directories kept names by the million."""
+    cache = RowCache(RUNTIME, fields_max=1000)
+    rows = [b"d%08d" % n for n in range(100)]
+    names: dict[bytes, bytes | None] = {b"%d" % n: b"1" for n in range(90)}
+    for row in rows:
+        cache.fill_page(cache.mark(), row, b"", names, None, True)
+    known = [row for row in rows if cache.complete(row) is not None]
+    assert 8 <= len(known) <= 12
+    assert known == rows[-len(known) :]  # the oldest went, and they went whole
+    assert sum(cache.has_any([row]) for row in rows) == len(known)
+
+
 def test_a_view_that_remembered_wrongly_begins_again() -> None:
     """What it had from memory comes once more with what it asks for, all of one moment."""
     backend = MemBackend(RUNTIME)
@@ -403,3 +427,11 @@ def test_a_view_that_remembered_wrongly_begins_again() -> None:
     assert client.counters.conflicts == 1
     assert client.view(both) == [b"new", b"new"]
     assert_clean(store)
+
+
+def test_what_is_long_outdated_is_forgotten_by_a_merge() -> None:
+    """A count that others have raised and we lower would go below zero in what we remember."""
+    cache = RowCache(RUNTIME)
+    cache.fill(cache.mark(), b"row1", {b"v": bytes(8)}, False)
+    cache.settle(cache.mark(), [], [(MERGE, b"row1", b"v", 0, -1)], False)
+    assert cache.get(b"row1", b"v", need_vouched=False) is MISSING

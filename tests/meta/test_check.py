@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fsmeta import schema
-from fsmeta.check import check
+from fsmeta.check import Examination, check
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError
 from fsmeta.store import DELETE, DELETE_ROW, MERGE, PUT, Write
@@ -105,14 +105,17 @@ def test_a_volume_with_everything_is_clean() -> None:
     outcome = check(tree.store)
     assert outcome.problems == []
     assert outcome.inodes == 9
-    assert sorted(outcome.slices.values()) == [10, 5000, 5000]
-    assert list(outcome.dead.values()) == [5000]
-    tree.meta.purge(tree.meta.orphans(10))
+    assert (outcome.slices, outcome.dead) == (3, 1)
+    with Examination(tree.store) as examination:
+        examination.run()
+        assert sorted(size for _, size in examination.slices()) == [10, 5000, 5000]
+        assert [size for _, size in examination.dead()] == [5000]
+    tree.meta.deletion.purge(tree.meta.deletion.orphans(10))
     assert check(tree.store).problems == []
-    assert len(check(tree.store).dead) == 2
-    tree.meta.forget_dead(list(tree.meta.dead_slices(10)))
+    assert check(tree.store).dead == 2
+    tree.meta.deletion.forget_dead(tree.meta.deletion.dead_slices(10))
     assert_clean(tree.store)
-    assert check(tree.store).dead == {}
+    assert check(tree.store).dead == 0
 
 
 def test_no_volume_is_no_clean_volume() -> None:
@@ -269,7 +272,7 @@ def test_a_slice_with_two_sizes(tree: Tree) -> None:
     tree.plant(
         (PUT, schema.inode_row(tree.orphan), schema.chunk_field(0), schema.pack_slices([piece]))
     )
-    tree.demand(f"slice {sid} has two sizes")
+    tree.demand(f"slice {sid} has two sizes", f"slice {sid} has 2 uses")
 
 
 # --- the end of things ---------------------------------------------------------------------------
@@ -317,7 +320,17 @@ def test_a_dead_slice_in_use(tree: Tree) -> None:
     piece = tree.meta.read_chunk(tree.f, 0)[0]
     entry = schema.pack_dead([(piece.id, piece.size)])
     tree.plant((PUT, schema.DEAD_SLICES, schema.pack_u64(piece.id), entry))
-    tree.demand(f"slice {piece.id} is in use and waits for deletion")
+    tree.demand(f"slice {piece.id} has 2 uses and drops, 1 are counted")
+
+
+def test_a_count_of_uses_that_is_wrong(tree: Tree) -> None:
+    tree.plant((PUT, schema.SHARED_SLICES, schema.pack_u64(1), b"1"))
+    tree.demand("slice 1 has 1 uses and drops, 2 are counted")
+
+
+def test_a_count_of_uses_that_does_not_decode(tree: Tree) -> None:
+    tree.plant((PUT, schema.SHARED_SLICES, b"odd", b"1"))
+    tree.demand("shared slice b'odd'")
 
 
 def test_a_chunk_beyond_the_end(tree: Tree) -> None:
@@ -371,6 +384,6 @@ def test_random_work_leaves_it_clean(engine: Engine, seed: int) -> None:
     meta = engine.meta()
     random_work(meta, random.Random(seed), 150)
     assert_clean(engine.first)
-    while orphans := meta.orphans(100):
-        meta.purge(orphans)
-    meta.forget_dead(list(meta.dead_slices(1000)))
+    while orphans := meta.deletion.orphans(100):
+        meta.deletion.purge(orphans)
+    meta.deletion.forget_dead(meta.deletion.dead_slices(1000))

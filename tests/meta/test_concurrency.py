@@ -1,4 +1,4 @@
-"""Verbs of several clients at once: no needless conflicts, no loops, and caches that stay true."""
+"""M6: several clients at once: no needless conflicts, no loops, and caches that stay true."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 import pytest
 
@@ -14,6 +15,7 @@ from fsmeta import schema
 from fsmeta.cache import Missing
 from fsmeta.engine import Meta
 from fsmeta.ops.rename import EXCHANGE, Place
+from fsmeta.store import Applied, Commit
 from fsmeta.store_mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType, Ino
 from tests.conftest import assert_clean
@@ -186,6 +188,37 @@ def _opposite_renames(sim: SimRuntime, seed: int, faults: Faults) -> None:
 def test_opposite_renames_make_no_loop(seed: int) -> None:
     faults = ROUGH if seed % 4 == 3 else FAST
     simulate(seed, lambda sim: _opposite_renames(sim, seed, faults))
+
+
+def test_names_made_in_a_directory_do_not_stop_who_moves_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that it is about to be moved, somebody makes a directory in it."""
+    mover, maker = engine.meta(), engine.meta()
+    moving, target = _tree(mover, b"moving"), _tree(mover, b"target")
+    commit, made = mover.store.commit, count()
+
+    def interfere(wanted: Commit) -> Applied | None:
+        if wanted.writes:
+            maker.create(ROOT, moving, b"%d" % next(made), 0o40755)
+        return commit(wanted)
+
+    monkeypatch.setattr(mover.store, "commit", interfere)
+    places = Place(ROOT_INO, b"moving"), Place(ROOT_INO, b"renamed"), Place(target, b"moved")
+    also = Place(ROOT_INO, b"target")
+    for old, new, flags in (
+        (places[0], places[1], 0),
+        (places[1], places[2], 0),
+        (places[2], places[0], 0),
+        (places[0], also, EXCHANGE),
+    ):
+        mover.rename(ROOT, old, new, flags)
+    assert mover.transactor.counters.conflicts == 0
+    assert next(made) == 4
+    for meta in (mover, maker):
+        meta.transactor.drop(None)
+        assert meta.getattr(ROOT, moving).nlink == 2 + 4
+        assert meta.lookup(ROOT, ROOT_INO, b"target").ino == moving
 
 
 def test_directories_moved_by_many_make_no_loop(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""The store contract on every engine: reads, checks and writes of one commit."""
+"""M1–M3: the store contract on every engine: reads, checks and writes of one commit."""
 
 from __future__ import annotations
 
@@ -140,6 +140,14 @@ def test_a_false_check_is_a_conflict(
     with pytest.raises(Conflict):
         store.commit(commit if writes else commit._replace(writes=[]))
     assert dump(store) == before
+
+
+def test_what_was_built_on_old_values_may_make_no_sense(store: Store) -> None:
+    """Regression: rename of a directory whose remembered parent had come to lie below it."""
+    _put(store, A, x=b"1")
+    writes = add(A, b"n", 1), (PUT, A, b"n", b"5")
+    with pytest.raises(Conflict):
+        store.commit(change(*writes, checks=[(A, b"x", b"2")]))
 
 
 def test_true_checks_let_a_commit_pass(store: Store) -> None:

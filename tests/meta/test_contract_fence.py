@@ -43,13 +43,12 @@ def test_without_a_session_nothing_is_committed(store: Store) -> None:
     assert _log(store) == b"ac"
 
 
-def test_a_repeat_is_answered_and_not_applied(engine: Engine, store: Store) -> None:
-    other = engine.open()
+def test_a_repeat_is_answered_and_not_applied(store: Store) -> None:
     commit = _append(b"a", 1)._replace(checks=[(ROW, b"log", None)], empties=[ROW])
     store.commit(commit)
     store.commit(commit)
-    other.commit(_append(b"b", 1, worker=TWO))
-    other.commit(commit)
+    store.commit(_append(b"b", 1, worker=TWO))
+    store.commit(commit)
     assert dump(store, ROW) == {ROW: {b"log": b"ab", b"n": b"2"}}
 
 

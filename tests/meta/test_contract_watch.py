@@ -8,7 +8,8 @@ import pytest
 
 from fsmeta.errors import Conflict
 from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Store, Write
-from tests.meta.engines import Engine, change, wait_until
+from tests.meta.engines import Engine, change
+from tests.waiting import wait_until
 
 ROW, OTHER, LAST = b"trow\0*\xff", b"tother", b"tlast"
 telling = pytest.mark.parametrize("engine", ["mem", "redis"], indirect=True)
@@ -130,6 +131,10 @@ def test_tables_are_never_told(clients: tuple[Client, Client]) -> None:
     mine.store.commit(change((PUT, b"T", b"x", b"1"), checks=[(b"T", b"x", None)]))
     theirs.put(b"T")
     assert mine.told(theirs) == set()
+    theirs.store.commit(change((DELETE_ROW, b"T")))
+    mine.store.commit(change((PUT, OTHER, b"x", b"1"), checks=[(b"T", b"x", None)]))
+    theirs.put(b"T")
+    assert mine.told(theirs) == set(), "nor by a server that watches what scripts read"
     theirs.store.commit(change((DELETE_ROW, b"T")))
 
 

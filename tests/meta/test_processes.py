@@ -1,4 +1,4 @@
-"""Several processes on one database: no update is lost."""
+"""M3 and others: several processes on one database: no update is lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Redis over a connection that breaks: each commit counts exactly once, and all heals."""
+"""M6: Redis over a connection that breaks: each commit counts exactly once, and all heals."""
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from fsmeta.errors import StoreError, Unavailable
-from fsmeta.store import FENCE_FIELD, PUT
+from fsmeta.store import DELETE_ROW, FENCE_FIELD, PUT
 from fsmeta.store_redis import RedisStore
 from fsmeta.transact import Transactor, Txn
 from tests.conftest import assert_clean
-from tests.meta.engines import RUNTIME, change, make_volume, transactor, wait_until
+from tests.meta.engines import RUNTIME, change, make_volume, transactor
 from tests.meta.proxy import Cut, Proxy
 from tests.redis_server import RedisServer
+from tests.waiting import wait_until
 
 ROW, LOG, FENCE = b"tlog", b"log", b"tsession"
 COMMIT = b"appended"  # a word in every commit of `_append`, and in no other request
@@ -220,3 +222,37 @@ def test_a_restarted_server_is_found_again(tmp_path: Path) -> None:
         wait_until(lambda: _vouches_again(run))
         _check(server.url())
         store.close()
+
+
+def test_who_asks_for_news_while_their_link_ends_is_not_hurt(direct: RedisStore) -> None:
+    """Regression: the descriptor was closed between two steps of `hear`, which raised EBADF."""
+    direct.watch(lambda _: None)
+    tracking = direct._tracking
+    assert tracking is not None
+    waiting = tracking._input
+    closed = select.epoll()
+    closed.close()
+    tracking._input = closed
+    direct.hear()
+    tracking._input = waiting
+
+
+def test_news_of_tables_go_no_further(direct: RedisStore, redis_url: str) -> None:
+    """M1, regression: later Redis, and Valkey, tell of all that a script reads.
+
+    Of the table of sessions nobody made an inode's number: the thread that tells the kernel ended,
+    and locks waited for it for ever.
+    """
+    news: list[bytes] = []
+    direct.watch(lambda rows: news.extend(rows or ()))
+    direct.read([(ROW, b"x")])
+    wait_until(direct.vouches)
+    for row in (b"T", ROW):
+        direct._ask(direct._main, (b"HGET", row, b"x"))
+    other = RedisStore(redis_url, RUNTIME)
+    for row in (b"T", ROW):
+        other.commit(change((PUT, row, b"x", b"1")))
+    wait_until(lambda: ROW in news)
+    assert news == [ROW]
+    other.commit(change((DELETE_ROW, b"T"), (DELETE_ROW, ROW)))
+    other.close()

@@ -14,7 +14,8 @@ import redis
 from fsmeta.errors import Ambiguous, StoreError, Unavailable
 from fsmeta.redis_channel import Channel
 from fsmeta.runtime import SystemRuntime, Thread
-from tests.meta.engines import RUNTIME, wait_until
+from tests.meta.engines import RUNTIME
+from tests.waiting import wait_until
 
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 AT_ONCE_S = 1.0  # what needs no answer takes far less

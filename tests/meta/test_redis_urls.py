@@ -13,11 +13,13 @@ import pytest
 
 from fsclient.config import open_store
 from fsmeta.errors import Ambiguous, ConfigError, StoreError, Unavailable
+from fsmeta.redis_servers import CONNECT_TIMEOUT_S
 from fsmeta.store import PUT
-from fsmeta.store_redis import CONNECT_TIMEOUT_S, RedisStore
+from fsmeta.store_redis import RedisStore
 from tests.conftest import assert_clean
-from tests.meta.engines import RUNTIME, change, make_volume, wait_until
+from tests.meta.engines import RUNTIME, change, make_volume
 from tests.redis_server import RedisServer, free_port
+from tests.waiting import wait_until
 
 SECRET = "hunter2-S3cr3t"
 ROW = b"trow"
@@ -175,6 +177,28 @@ def test_tls_with_a_stranger(secure: tuple[RedisServer, int, Path]) -> None:
     assert SECRET not in str(caught.value)
 
 
+def test_tls_for_another_host(secure: tuple[RedisServer, int, Path]) -> None:
+    """M1: the certificate is good, and of somebody else."""
+    _, port, certificate = secure
+    with pytest.raises(ConfigError, match=r"[Hh]ostname|not valid for"):
+        open_store(f"rediss://localhost:{port}/0?ssl_ca_certs={certificate}", RUNTIME)
+
+
+def test_tls_with_a_certificate_of_our_own(tmp_path: Path) -> None:
+    """M1: a server that lets in only who shows one."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    key, certificate = _certificate(tmp_path)
+    port = free_port()
+    options = ["--tls-port", str(port), "--tls-auth-clients", "yes"]
+    options += ["--tls-key-file", str(key), "--tls-cert-file", str(certificate)]
+    with RedisServer(tmp_path, *options, "--tls-ca-cert-file", str(certificate)):
+        place = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}"
+        _use(f"{place}&ssl_certfile={certificate}&ssl_keyfile={key}", watch=True)
+        with pytest.raises(ConfigError, match="can't reach rediss://127"):
+            open_store(place, RUNTIME)
+
+
 def test_tls_from_many_threads(secure: tuple[RedisServer, int, Path]) -> None:
     """One TLS stream can't be read and written at once: requests take turns."""
     _, port, certificate = secure
@@ -200,7 +224,7 @@ def test_tls_where_there_is_none(
     guarded: RedisServer, timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis waits for the rest of a line, and we for an answer."""
-    monkeypatch.setattr("fsmeta.store_redis.CONNECT_TIMEOUT_S", timeout_s)
+    monkeypatch.setattr("fsmeta.redis_servers.CONNECT_TIMEOUT_S", timeout_s)
     _refused(f"rediss://:{SECRET}@127.0.0.1:{guarded.port}/0", "write redis://", timeout_s + 1)
 
 

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsmeta import schema, volume
+from fsmeta import quota, schema, volume
+from fsmeta.acl import Acl, Named, pack_record, unpack_record
 from fsmeta.apply import merge
 from fsmeta.errors import ConfigError, Corrupt
+from fsmeta.schema_sessions import SessionRecord, pack_session, unpack_session
 from fsmeta.types import (
     CHUNK_BYTES,
     FILE_SIZE_MAX,
@@ -42,17 +44,20 @@ ATTR = Attr(
     mtime_ns=2,
     ctime_ns=10**18,
 )
+LISTED = Acl(7, 5, 3, 0, (Named(False, 1000, 6), Named(True, 0xFFFFFFFE, 1)))
+SHARED = ATTR._replace(mode=0o040770, acl=0xFF000001, default_acl=2)
 DEVICE = ATTR._replace(mode=0o020600, rdev=0x0801, flags=0x10)
 SLICES = [
     Slice(0, SliceId(7), 100, 10, 90),
     Slice(CHUNK_BYTES - 1, SliceId(0), 1, 0, 1, SliceKind.HOLE),
     Slice(5, SliceId(2**63), 2**32 - 1, 2**32 - 10, 9, SliceKind.SEGMENT),
 ]
-SESSION = schema.SessionRecord(SessionId(9), 3, 2, {"host": "h", "pid": 1})
+SESSION = SessionRecord(SessionId(9), 3, 2, {"host": "h", "pid": 1})
 FORMAT = volume.VolumeFormat(
     "vol", "u-u", "file", "/b", 1 << 22, "lz4", 10, 20, unknown={"later": [1]}
 )
 
+QUOTAS = FORMAT._replace(changes=3, epoch=15, accounting=volume.ON)
 SPREAD = FORMAT._replace(shards=3, hash_prefix=True, options={"region": "eu"}, unknown=None)
 
 
@@ -76,10 +81,22 @@ GOLDEN: dict[str, tuple[bytes, str]] = {
         "01 2180 000003e8 00000064 0000000000000002 8000000000000001"
         "00000801 00000010 00000000 00000000",
     ),
+    "a with ACLs": (
+        schema.pack_attr(SHARED),
+        "01 41f8 000003e8 00000064 0000000000000002 8000000000000001"
+        "00000000 00000000 ff000001 00000002",
+    ),
+    "acl row": (schema.acl_row(0x01020304), "41 01020304"),
+    "acl": (pack_record(LISTED), "01 07 05 03 00 06 000003e8 09 fffffffe"),
+    "acl of a mode": (pack_record(Acl(7, 5, None, 0)), "01 07 05 08 00"),
     "v": (
         schema.pack_volatile(ATTR),
         "01 0000001122334455 00000003 0000000000001000"
         "7fffffffffffffff 8000000000000002 8de0b6b3a7640000",
+    ),
+    "a with a mark": (
+        schema.pack_attr(ATTR._replace(mark=15)),
+        "f1 81a4 000003e8 00000064 0000000000000002 8000000000000001",
     ),
     "dentry": (schema.pack_dentry(FileType.DIR, INO), "04 0102030405060708"),
     "slices": (
@@ -93,7 +110,7 @@ GOLDEN: dict[str, tuple[bytes, str]] = {
         "0000000000000007 000000648000000000000000 00000001",
     ),
     "session": (
-        schema.pack_session(SESSION),
+        pack_session(SESSION),
         "83 a4 62656174 03 a9 636f6e6669726d6564 02a4 696e666f 82 a4 686f7374 a1 68 a3 706964 01",
     ),
     "format": (
@@ -112,6 +129,14 @@ GOLDEN: dict[str, tuple[bytes, str]] = {
         "a6 736861726473 03 ab 686173685f707265666978 c3 a7 6f7074696f6e73 81"
         "a6 726567696f6e a2 6575",
     ),
+    "format of a volume with quotas": (
+        volume.pack_format(QUOTAS._replace(unknown=None)),
+        "8c a4 6e616d65 a3 766f6c a4 75756964 a3 752d75"
+        "a7 73746f72616765 a4 66696c65 a6 6275636b6574 a2 2f62"
+        "ab 626c6f636b5f6279746573 ce 00400000 ab 636f6d7072657373696f6e a3 6c7a34"
+        "a8 6361706163697479 0a a6 696e6f646573 14 a7 76657273696f6e 01"
+        "a7 6368616e676573 03 a5 65706f6368 0f aa 6163636f756e74696e67 a2 6f6e",
+    ),
 }
 
 
@@ -127,6 +152,14 @@ def test_tables() -> None:
     assert (*names, schema.DEAD_SLICES, schema.BACKGROUND) == (
         b"S", b"C", b"U", b"F", b"O", b"X", b"G",
     )  # fmt: skip
+    assert (schema.ACCOUNTS, schema.LIMITED, schema.HOME_FIELD) == (b"Q", b"q", b"h")
+    assert quota.node_fields(quota.dir_node(5)) == (
+        b"d\0\0\0\0\0\0\0\5s", b"d\0\0\0\0\0\0\0\5i",
+        b"d\0\0\0\0\0\0\0\5s<", b"d\0\0\0\0\0\0\0\5i<",
+    )  # fmt: skip
+    assert (quota.user_node(1), quota.group_node(2)) == (b"u\0\0\0\1", b"g\0\0\0\2")
+    assert (schema.SHARED_SLICES, schema.TRASH) == (b"R", b"T")
+    assert (schema.NAMELESS_FIELD, schema.ORIGIN_FIELD) == (b"t", b"o")
     fields = (schema.NEXT_INO, schema.NEXT_SLICE, schema.NEXT_SESSION, schema.SPACE, schema.INODES)
     assert fields == (b"ino", b"slice", b"session", b"space", b"inodes")
     assert (schema.FORMAT_FIELD, schema.LEADER, schema.ROUND) == (b"format", b"leader", b"round")
@@ -136,12 +169,23 @@ def test_old_bytes_are_still_read() -> None:
     golden = {name: bytes.fromhex(text) for name, (_, text) in GOLDEN.items()}
     assert schema.unpack_inode(INO, golden["a"], golden["v"]) == ATTR
     assert schema.unpack_inode(INO, golden["a with a tail"], golden["v"]) == DEVICE
+    assert schema.unpack_inode(INO, golden["a with ACLs"], golden["v"]) == SHARED
+    assert unpack_record(1, golden["acl"]) == LISTED
+    assert unpack_record(1, golden["acl of a mode"]) == Acl(7, 5, None, 0)
     assert schema.unpack_dentry(b"d", b"n", golden["dentry"]) == (FileType.DIR, INO)
     assert schema.unpack_slices(INO, 0, golden["slices"]) == SLICES
     assert schema.unpack_dead(b"", golden["dead"]) == [(7, 100), (2**63, 1)]
-    assert schema.unpack_session(schema.pack_u64(9), golden["session"]) == SESSION
+    assert unpack_session(schema.pack_u64(9), golden["session"]) == SESSION
+    assert schema.unpack_inode(INO, golden["a with a mark"], golden["v"]).mark == 15
     assert volume.unpack_format(golden["format"]) == FORMAT
     assert volume.unpack_format(golden["format of a spread volume"]) == SPREAD
+    later = pack_session(SESSION._replace(floor=7))
+    assert later.hex().endswith("a5666c6f6f7207"), "what earlier clients don't say comes last"
+    assert unpack_session(schema.pack_u64(9), later).floor == 7
+    locked = FORMAT.with_encryption({"cipher": "c", "wrap": "w", "key": "k"})
+    assert locked.version == 2, "earlier clients must not write what is not encrypted"
+    assert volume.unpack_format(volume.pack_format(locked)) == locked
+    assert "key" not in locked.shown()["encryption"]
 
 
 # --- corruption ----------------------------------------------------------------------------------
@@ -150,6 +194,7 @@ A, V = schema.pack_attr(ATTR), schema.pack_volatile(ATTR)
 READERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "a": (A, lambda data: schema.unpack_inode(INO, data, V)),
     "a with a tail": (schema.pack_attr(DEVICE), lambda data: schema.unpack_stable(INO, data)),
+    "acl": (pack_record(LISTED), lambda data: unpack_record(1, data)),
     "v": (V, lambda data: schema.unpack_inode(INO, A, data)),
     "dentry": (
         schema.pack_dentry(FileType.REG, INO),
@@ -162,12 +207,17 @@ READERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     ),
     "count": (b"-1234567890", lambda data: schema.unpack_count(b"U", b"space", data)),
     "session": (
-        schema.pack_session(SESSION),
-        lambda data: schema.unpack_session(schema.pack_u64(9), data),
+        pack_session(SESSION),
+        lambda data: unpack_session(schema.pack_u64(9), data),
     ),
     "format": (volume.pack_format(FORMAT), volume.unpack_format),
 }
-_WHOLE = {"slices": (0, 25, 50), "dead": (0, 12), "count": range(2, 11)}  # shorter and sound too
+_WHOLE = {
+    "slices": (0, 25, 50),
+    "dead": (0, 12),
+    "count": range(2, 11),
+    "acl": (5, 10),
+}  # shorter and sound too
 
 
 @pytest.mark.parametrize("record", READERS)
@@ -248,15 +298,16 @@ def test_numbers_are_written_one_way(count: bytes) -> None:
 )
 def test_a_session_has_all_its_fields(record: Any) -> None:
     with pytest.raises(Corrupt):
-        schema.unpack_session(schema.pack_u64(1), msgpack.packb(record))
+        unpack_session(schema.pack_u64(1), msgpack.packb(record))
 
 
 def test_a_session_is_named_by_its_number() -> None:
     with pytest.raises(Corrupt):
-        schema.unpack_session(b"123", schema.pack_session(SESSION))
+        unpack_session(b"123", pack_session(SESSION))
 
 
-SOMETIMES = {"shards", "hash_prefix", "options"}
+SOMETIMES = {"shards", "hash_prefix", "options", "encryption", "changes", "epoch", "accounting"}
+SOMETIMES |= {"trash_days"}
 
 
 @pytest.mark.parametrize(
@@ -275,7 +326,18 @@ def test_a_format_has_all_its_fields(field: str) -> None:
 
 def test_a_format_has_only_what_it_needs() -> None:
     assert not SOMETIMES & msgpack.unpackb(volume.pack_format(FORMAT)).keys()
-    for wrong in ({"shards": None}, {"hash_prefix": 1}, {"options": None}, {"options": {"a": 1}}):
+    kept = volume.pack_format(FORMAT._replace(trash_days=7))
+    assert volume.unpack_format(kept).trash_days == 7
+    for wrong in (
+        {"trash_days": "1"},
+        {"shards": None},
+        {"hash_prefix": 1},
+        {"options": None},
+        {"options": {"a": 1}},
+        {"changes": None},
+        {"epoch": "1"},
+        {"accounting": "odd"},
+    ):
         record = msgpack.unpackb(volume.pack_format(FORMAT))
         with pytest.raises(Corrupt):
             volume.unpack_format(schema.pack_map({**record, **wrong}))
@@ -313,9 +375,12 @@ attrs = st.builds(
     size=st.integers(0, FILE_SIZE_MAX),
     nlink=u32,
     used=st.integers(0, FILE_SIZE_MAX),
+    mark=st.integers(0, schema.MARKS - 1),
     atime_ns=times,
     mtime_ns=times,
     ctime_ns=times,
+    acl=u32,
+    default_acl=u32,
 )
 
 
@@ -333,8 +398,9 @@ def test_attributes_come_back(attr: Attr) -> None:
     a, v = schema.pack_attr(attr), schema.pack_volatile(attr)
     assert schema.unpack_inode(attr.ino, a, v) == attr
     stable = schema.unpack_stable(attr.ino, a)
-    assert stable == attr[1:8]
-    assert len(a) == (27 if not (attr.rdev or attr.flags) else 43)
+    assert tuple(stable) == (*attr[1:8], attr.acl, attr.default_acl, attr.mark)
+    plain = not (attr.rdev or attr.flags or attr.acl or attr.default_acl)
+    assert len(a) == (27 if plain else 43)
 
 
 @given(attr=attrs, now_ns=times, delta=st.integers(-1, 1))
@@ -365,6 +431,18 @@ def test_dentries_come_back(kind: FileType, ino: int) -> None:
     assert value[schema.DENTRY_INO_AT :] == schema.inode_row(ino)[1:]
 
 
+@pytest.mark.parametrize("wrong", [b"", b"\x08", b"\xff" + bytes(8), bytes(8), bytes(18)])
+def test_a_wrong_dentry_among_others_is_told(wrong: bytes) -> None:
+    """Also where lengths add up to what whole ones would have: all are taken apart at once."""
+    value = schema.pack_dentry(FileType.REG, INO)
+    fields = {b"a": value, b"b": value}
+    found = [(b"a", INO, FileType.REG), (b"b", INO, FileType.REG)]
+    assert schema.unpack_dentries(b"d", fields) == found
+    for other in (value, value[:-1], value + b"\x08"):
+        with pytest.raises(Corrupt, match="dentry"):
+            schema.unpack_dentries(b"d", {b"a": value, b"wrong": wrong, b"z": other})
+
+
 @given(number=st.integers(-(2**63), 2**63 - 1))
 def test_counts_come_back(number: int) -> None:
     assert schema.unpack_count(b"U", b"", b"%d" % number) == number
@@ -387,8 +465,8 @@ maps = st.dictionaries(text, st.integers(-(2**63), 2**63) | text | st.booleans()
 
 @given(beat=u32, confirmed=u32, info=maps)
 def test_sessions_come_back(beat: int, confirmed: int, info: dict[str, Any]) -> None:
-    record = schema.SessionRecord(SessionId(5), beat, confirmed, info)
-    assert schema.unpack_session(schema.pack_u64(5), schema.pack_session(record)) == record
+    record = SessionRecord(SessionId(5), beat, confirmed, info)
+    assert unpack_session(schema.pack_u64(5), pack_session(record)) == record
 
 
 @given(unknown=maps, capacity=u64)

@@ -1,4 +1,4 @@
-"""The TiKV engine among others: no skewed reads, shared transactions, counters in parts, size."""
+"""M2: TiKV among others: no skewed reads, shared transactions, counters in parts, size."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from fsmeta.store_tikv import TikvStore
 from fsmeta.tikv_commit import Committer
 from fsmeta.types import ROOT_CALLER as ROOT
 from fsmeta.types import ROOT_INO, Ino, Usage
-from tests.meta.engines import RUNTIME, Engine, add, change, dump, wait_until
+from tests.meta.engines import RUNTIME, Engine, add, change, dump
 from tests.meta.sessions import FENCE, A, B, fenced, outcome_of, put
 from tests.tikv_server import TikvServer
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("engine", ["tikv"], indirect=True)
 BOTH_MS = 150  # by then the other has begun, too
@@ -263,7 +264,7 @@ def test_a_large_row_in_bounded_memory(engine: Engine, pytestconfig: pytest.Conf
 
 
 def test_a_limit_is_exact_at_many_clients(engine: Engine) -> None:
-    """With a limit the counter is one key, and everybody meets there."""
+    """Near a limit the counter is one key, and everybody meets there."""
     stores = [engine.open() for _ in range(3)]
     applied: list[int] = []
 

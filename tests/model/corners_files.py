@@ -278,6 +278,8 @@ ATTRIBUTES: dict[str, tuple[Line, ...]] = {
         no(ENODATA, SetXattr(b"/f", b"user.a", b"1", os.XATTR_REPLACE), ALICE),
         ok(SetXattr(b"/f", b"user.a", b"", os.XATTR_CREATE), ALICE),
         no(EEXIST, SetXattr(b"/f", b"user.a", b"1", os.XATTR_CREATE), ALICE),
+        no(EEXIST, SetXattr(b"/f", b"user.a", b"1", os.XATTR_CREATE | os.XATTR_REPLACE), ALICE),
+        no(ENODATA, SetXattr(b"/f", b"user.b", b"1", os.XATTR_CREATE | os.XATTR_REPLACE), ALICE),
         gives(b"", GetXattr(b"/f", b"user.a"), BOB),
         no(EINVAL, SetXattr(b"/missing", b"user.a", b"1", 4)),
         no(ERANGE, GetXattr(b"/missing", b"")),

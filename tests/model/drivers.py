@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import posixpath
@@ -29,6 +30,7 @@ from tests.model.ops import (
     RemoveXattr,
     Result,
     Rmdir,
+    SetFlags,
     Unlink,
     User,
     Utimens,
@@ -55,6 +57,7 @@ class Driver(Protocol):
 
 def wipe(driver: Driver) -> None:
     """`Driver.reset` in terms of operations; slots are closed already."""
+    driver.run(ROOT, SetFlags(b"/", 0))
     _empty(driver, b"/")
     found = driver.run(ROOT, ListXattr(b"/")).value
     names = found if isinstance(found, tuple) else ()
@@ -72,7 +75,12 @@ def _empty(driver: Driver, directory: bytes) -> None:
     for name in names:
         assert isinstance(name, bytes)
         path = posixpath.join(directory, name)
-        if driver.run(ROOT, Unlink(path)).errno:
+        code = driver.run(ROOT, Unlink(path)).errno
+        if code == errno.EPERM:
+            for flagged in (directory, path):
+                driver.run(ROOT, SetFlags(flagged, 0))
+            code = driver.run(ROOT, Unlink(path)).errno
+        if code:
             _empty(driver, path)
             result = driver.run(ROOT, Rmdir(path))
             assert not result.errno, f"rmdir {path!r} → {result}"
@@ -83,15 +91,16 @@ class ModelDriver:
 
     name = "model"
 
-    def __init__(self, sysctls: Sysctls | None = None) -> None:
+    def __init__(self, sysctls: Sysctls | None = None, flags_last: bool = False) -> None:
         self._sysctls = sysctls
-        self.model = ModelFS(sysctls)
+        self._flags_last = flags_last
+        self.model = ModelFS(sysctls, flags_last)
 
     def run(self, user: User, op: Op) -> Result:
         return self.model.run(user, op)
 
     def reset(self) -> None:
-        self.model = ModelFS(self._sysctls)
+        self.model = ModelFS(self._sysctls, self._flags_last)
 
     def close(self) -> None:
         pass

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 
+from tests.model import acls
 from tests.model.inodes import STICKY, Inode, R, W, X, fail, require, without_privileges
 from tests.model.ops import Slot, Target, User
 from tests.model.tree import Handle, LastKind, Tree, Walk
@@ -23,9 +24,11 @@ def _handle(tree: Tree, user: User, slot: Slot) -> Handle:
     return handle or fail(errno.EBADF)
 
 
-def open_slot(tree: Tree, user: User, slot: Slot, path: bytes, flags: int, mode: int) -> None:
+def open_slot(
+    tree: Tree, user: User, slot: Slot, path: bytes, flags: int, mode: int, umask: int = 0
+) -> None:
     tree.handles.pop((user, slot), None)
-    tree.handles[user, slot] = _open(tree, user, path, flags, mode)
+    tree.handles[user, slot] = open_(tree, user, path, flags, mode, umask)
 
 
 def close(tree: Tree, user: User, slot: Slot) -> None:
@@ -33,10 +36,10 @@ def close(tree: Tree, user: User, slot: Slot) -> None:
     del tree.handles[user, slot]
 
 
-def _open(tree: Tree, user: User, path: bytes, flags: int, mode: int = 0) -> Handle:
+def open_(tree: Tree, user: User, path: bytes, flags: int, mode: int = 0, umask: int = 0) -> Handle:
     """open(2)."""
     if flags & os.O_CREAT:
-        inode, created = _open_or_create(tree, user, path, flags, mode)
+        inode, created = _open_or_create(tree, user, path, flags, mode, umask)
     else:
         inode, created = Walk(tree, user).end(path, follow=not flags & os.O_NOFOLLOW), False
         if flags & os.O_DIRECTORY and not inode.is_dir:
@@ -50,7 +53,7 @@ def _open(tree: Tree, user: User, path: bytes, flags: int, mode: int = 0) -> Han
 
 
 def _open_or_create(
-    tree: Tree, user: User, path: bytes, flags: int, mode: int
+    tree: Tree, user: User, path: bytes, flags: int, mode: int, umask: int
 ) -> tuple[Inode, bool]:
     """open_last_lookups() with O_CREAT: symlinks to nowhere are created through."""
     walk = Walk(tree, user)
@@ -62,7 +65,9 @@ def _open_or_create(
         inode = walk.find(last)
         if inode is None:
             require(user, last.parent, W | X)
-            return tree.make(user, last.parent, last.name, stat.S_IFREG | stat.S_IMODE(mode)), True
+            made = tree.make(user, last.parent, last.name, stat.S_IFREG | stat.S_IMODE(mode))
+            acls.born(last.parent, made, umask)
+            return made, True
         if not inode.is_link or stay:
             break
         last = walk.follow(last, inode)
@@ -97,6 +102,7 @@ def _may_open(tree: Tree, user: User, inode: Inode, flags: int) -> None:
     if inode.is_dir and wants & W:
         fail(errno.EISDIR)
     require(user, inode, wants)
+    acls.may_open(inode, access != os.O_RDONLY, bool(flags & os.O_APPEND), bool(flags & os.O_TRUNC))
     if inode.is_reg or inode.is_dir:
         return
     if not stat.S_ISFIFO(inode.mode):
@@ -112,7 +118,7 @@ def _has_reader(tree: Tree, fifo: Inode) -> bool:
 def read(tree: Tree, user: User, file: Target, offset: int, size: int) -> bytes:
     """pread(2)."""
     if isinstance(file, bytes):
-        handle = _open(tree, user, file, os.O_RDONLY)
+        handle = open_(tree, user, file, os.O_RDONLY)
     else:
         handle = _handle(tree, user, file)
     if offset < 0:
@@ -129,7 +135,7 @@ def read(tree: Tree, user: User, file: Target, offset: int, size: int) -> bytes:
 def write(tree: Tree, user: User, file: Target, offset: int, data: bytes) -> int:
     """pwrite(2); O_APPEND wins over `offset` on Linux."""
     if isinstance(file, bytes):
-        handle = _open(tree, user, file, os.O_WRONLY)
+        handle = open_(tree, user, file, os.O_WRONLY)
     else:
         handle = _handle(tree, user, file)
     if offset < 0:
@@ -172,10 +178,12 @@ def truncate(tree: Tree, user: User, file: Target, size: int) -> None:
         if not inode.is_reg:
             fail(errno.EINVAL)
         require(user, inode, W)
+        acls.may_open(inode, writes=False, appends=False, truncates=True)
     else:
         inode = reach(tree, user, file)
         if not inode.is_reg or not (handle and handle.writable):
             fail(errno.EINVAL)
+        acls.may_open(inode, writes=False, appends=False, truncates=True)
     if isinstance(file, bytes) and size == inode.size:  # POSIX: marked only if the size changes
         inode.mode = inode.mode if user.uid == 0 else without_privileges(user, inode)
     else:

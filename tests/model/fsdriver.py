@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from typing import assert_never
 
 from fsclient.filesystem import FileSystem, SetAttr
@@ -21,8 +22,9 @@ from tests.model.drivers import Driver, wipe
 from tests.model.fsfiles import FsHandle, Opener, forget
 from tests.model.fsnames import FsNames
 from tests.model.fswalk import Found
-from tests.model.inodes import STICKY, fail
+from tests.model.inodes import FIXED, STICKY, fail
 from tests.model.ops import Op, Result, Slot, Target, User, Value
+from tests.model.syscalls import is_comparable
 from tests.model.tree import Sysctls
 
 READDIR_PAGE = 3  # entries taken before the listing is continued by cookie
@@ -88,10 +90,10 @@ class _One:
 
     def perform(self, op: Op) -> Value:
         match op:
-            case o.Open(slot, path, flags, mode):
+            case o.Open(slot, path, flags, mode, umask):
                 if (self._user, slot) in self._handles:
                     self._close(slot)
-                self._handles[self._user, slot] = self._open(path, flags, mode)
+                self._handles[self._user, slot] = self._open(path, flags, mode, umask)
             case o.Close(slot):
                 self._close(slot)
             case o.Read(file, offset, size):
@@ -102,6 +104,8 @@ class _One:
                 self._truncate(file, size)
             case o.SetXattr() | o.GetXattr() | o.ListXattr() | o.RemoveXattr():
                 return self._xattr(op)
+            case o.GetFlags() | o.SetFlags():
+                return self._flags(op)
             case o.Mkdir() | o.Rmdir() | o.Mknod() | o.Symlink() | o.Link() | o.Unlink():
                 self._change_names(op)
             case o.Rename(old, new, flags):
@@ -112,9 +116,10 @@ class _One:
 
     # --- open files
 
-    def _open(self, path: bytes, flags: int, mode: int = 0) -> FsHandle:
+    def _open(self, path: bytes, flags: int, mode: int = 0, umask: int = 0) -> FsHandle:
         others = list(self._handles.values())
-        return Opener(self._fs, self._caller, self._sysctls, others).open(path, flags, mode)
+        opener = Opener(self._fs, self._caller, self._sysctls, others)
+        return opener.open(path, flags, mode, umask)
 
     def _handle(self, slot: Slot) -> FsHandle:
         return self._handles.get((self._user, slot)) or fail(errno.EBADF)
@@ -160,12 +165,12 @@ class _One:
         self, op: o.Mkdir | o.Rmdir | o.Mknod | o.Symlink | o.Link | o.Unlink
     ) -> None:
         match op:
-            case o.Mkdir(path, mode):
-                self._names.mkdir(path, mode)
+            case o.Mkdir(path, mode, umask):
+                self._names.mkdir(path, mode, umask)
             case o.Rmdir(path):
                 self._names.rmdir(path)
-            case o.Mknod(path, mode, rdev):
-                self._names.mknod(path, mode, rdev)
+            case o.Mknod(path, mode, rdev, umask):
+                self._names.mknod(path, mode, rdev, umask)
             case o.Symlink(target, path):
                 self._names.symlink(target, path)
             case o.Link(old, new):
@@ -239,12 +244,12 @@ class _One:
         ino = found.attr.ino
         fh = self._fs.opendir(self._caller, ino).fh
         names: list[bytes] = []
-        more = True
+        cookies: Sequence[int] = [0]
         try:
-            while more:
-                page = self._fs.readdir(self._caller, ino, fh, len(names), READDIR_PAGE)
+            while cookies:
+                at = cookies[-1]
+                page, cookies = self._fs.readdir(self._caller, ino, fh, at, READDIR_PAGE)
                 names += [name for name, _, _ in page]
-                more = bool(page)
         finally:
             self._fs.releasedir(ino, fh)
         return tuple(sorted(name for name in names if name not in (b".", b"..")))
@@ -262,11 +267,24 @@ class _One:
                 return self._fs.getxattr(self._caller, attr.ino, name)
             case o.ListXattr():
                 names = self._fs.listxattr(self._caller, attr.ino)
-                return tuple(sorted(name for name in names if name.startswith(USER_PREFIX)))
+                return tuple(sorted(filter(is_comparable, names)))
             case o.RemoveXattr(_, name):
                 self._fs.removexattr(self._caller, attr.ino, name)
             case _:
                 assert_never(op)
+        return None
+
+    def _flags(self, op: o.GetFlags | o.SetFlags) -> Value:
+        """As chattr(1): what is opened for it."""
+        handle = self._open(op.path, os.O_RDONLY)
+        try:
+            if handle.is_pipe:
+                fail(errno.ENOTTY)
+            if isinstance(op, o.GetFlags):
+                return self._fs.getflags(self._caller, handle.attr.ino)
+            self._fs.setflags(self._caller, handle.attr.ino, op.flags)
+        finally:
+            fsfiles.close(self._fs, self._caller, handle)
         return None
 
     def _may_xattr(self, attr: Attr, name: bytes, changes: bool) -> None:
@@ -275,6 +293,8 @@ class _One:
             return
         if not attr.is_dir and not stat.S_ISREG(attr.mode):
             fail(errno.EPERM if changes else errno.ENODATA)
+        if changes and attr.flags & FIXED:
+            fail(errno.EPERM)
         strange = self._caller.uid not in (0, attr.uid)
         if attr.is_dir and attr.mode & STICKY and changes and strange:
             fail(errno.EPERM)

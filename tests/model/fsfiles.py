@@ -44,20 +44,20 @@ class Opener:
         self._others = others  # all that is open, for pipes
         self._held: list[Ino] = []
 
-    def open(self, path: bytes, flags: int, mode: int) -> FsHandle:
+    def open(self, path: bytes, flags: int, mode: int, umask: int = 0) -> FsHandle:
         """Raises: what open(2) says; nothing is held then."""
         try:
-            return self._open(path, flags, mode)
+            return self._open(path, flags, mode, umask)
         except BaseException:
             forget(self._fs, self._held)
             raise
 
-    def _open(self, path: bytes, flags: int, mode: int) -> FsHandle:
+    def _open(self, path: bytes, flags: int, mode: int, umask: int) -> FsHandle:
         walk = FsWalk(self._fs, self._caller, self._sysctls, self._held)
         if flags & os.O_CREAT:
             place, found = self._last(walk, path, flags)
             if found is None:
-                return self._create(place, flags, mode)
+                return self._create(place, flags, mode, umask)
             self._may_create(place, found, flags)
         else:
             found = walk.end(path, follow=not flags & os.O_NOFOLLOW)
@@ -76,11 +76,11 @@ class Opener:
                 return place, found
             place = walk.follow(place, found.attr)
 
-    def _create(self, place: Place, flags: int, mode: int) -> FsHandle:
+    def _create(self, place: Place, flags: int, mode: int, umask: int) -> FsHandle:
         mode = stat.S_IFREG | stat.S_IMODE(mode)
         kill_suid = self._caller.uid != 0
         entry, opened = self._fs.create(
-            self._caller, place.parent, place.name, mode, flags, kill_suid
+            self._caller, place.parent, place.name, mode, flags, kill_suid, umask
         )
         assert entry.attr is not None
         self._held.append(entry.attr.ino)
@@ -171,7 +171,8 @@ def write(fs: FileSystem, caller: Caller, handle: FsHandle, offset: int, data: b
     ino = handle.attr.ino
     if handle.append:
         offset = fs.getattr(caller, ino, handle.fh).attr.size
-    return fs.write(caller, ino, handle.fh, offset, memoryview(data), caller.uid != 0)
+    kill_suid = caller.uid != 0
+    return fs.write(caller, ino, handle.fh, offset, memoryview(data), kill_suid, handle.append)
 
 
 def _check(handle: FsHandle, offset: int, able: bool) -> None:

@@ -51,12 +51,12 @@ class FsNames:
         assert entry.attr is not None
         self._held.append(entry.attr.ino)
 
-    def mkdir(self, path: bytes, mode: int) -> None:
+    def mkdir(self, path: bytes, mode: int, umask: int) -> None:
         at = self._free(path, directory=True)
         mode &= 0o777 | STICKY
-        self._made(self._fs.mkdir(self._caller, at.parent, at.name, mode))
+        self._made(self._fs.mkdir(self._caller, at.parent, at.name, mode, umask))
 
-    def mknod(self, path: bytes, mode: int, rdev: int) -> None:
+    def mknod(self, path: bytes, mode: int, rdev: int, umask: int) -> None:
         kind = stat.S_IFMT(mode) or stat.S_IFREG
         device = kind in (stat.S_IFCHR, stat.S_IFBLK)
         if kind == stat.S_IFDIR:
@@ -70,9 +70,9 @@ class FsNames:
                 fail(errno.EEXIST)
             self._fs.access(self._caller, at.parent, os.W_OK | os.X_OK)
             fail(errno.EPERM)
-        made = self._fs.mknod(
-            self._caller, at.parent, at.name, kind | stat.S_IMODE(mode), rdev if device else 0
-        )
+        mode = kind | stat.S_IMODE(mode)
+        rdev = rdev if device else 0
+        made = self._fs.mknod(self._caller, at.parent, at.name, mode, rdev, umask)
         self._made(made)
 
     def symlink(self, target: bytes, path: bytes) -> None:

@@ -17,7 +17,22 @@ from typing import Protocol, TypeVar
 from hypothesis import strategies
 
 from tests.model import ops as o
-from tests.model.inodes import SGID, Inode
+from tests.model.acls import NO_ID, pack
+from tests.model.inodes import (
+    ACCESS_ACL,
+    APPEND,
+    DEFAULT_ACL,
+    GROUP,
+    GROUP_OBJ,
+    IMMUTABLE,
+    INHERITED,
+    MASK,
+    OTHER,
+    SGID,
+    USER,
+    USER_OBJ,
+    Inode,
+)
 from tests.model.model import ModelFS
 from tests.model.ops import NOW, OMIT, ROOT, USERS, Op, Step, Target
 from tests.model.tree import Sysctls, Walk
@@ -45,6 +60,9 @@ _XATTRS = (
     b"",
     b"u" * 256,
 )
+_ACLS = (ACCESS_ACL, ACCESS_ACL, DEFAULT_ACL)
+_FLAGS = (0, 0, 0, APPEND, IMMUTABLE, INHERITED, APPEND | 0x80, 1 << 31)
+_UMASKS = (0, 0, 0, 0o022, 0o077, 0o777)
 _DEVICE = os.makedev(4000, 7)  # no driver has it
 _OPEN_EXTRAS = (
     0,
@@ -108,8 +126,8 @@ class Generator:
         mtime on ext4 and not on tmpfs. S_ISGID without group execute goes when somebody writes who
         is not in the file's group.
         """
-        if self._fuse and isinstance(op, o.Open | o.Mknod | o.Chmod):
-            return op._replace(mode=op.mode & ~SGID if not op.mode & 0o010 else op.mode)
+        if self._fuse:
+            op = self._known_to_fuse(op)
         if not isinstance(op, o.Open | o.Read | o.Write | o.Truncate) or not o.paths_of(op):
             return op
         path = o.paths_of(op)[0]
@@ -121,6 +139,31 @@ class Generator:
             return op._replace(size=op.size + 1) if inode.size == op.size else op
         device = stat.S_ISCHR(inode.mode) or stat.S_ISBLK(inode.mode)
         return o.Stat(path) if device else op
+
+    def _known_to_fuse(self, op: Op) -> Op:
+        """`op`, or another one where the answer depends on what FUSE does not tell.
+
+        It knows no flags when it judges access(2). What takes group execute from a file must not
+        leave S_ISGID behind: a chmod, a umask, a default ACL, an ACL.
+        """
+        tree = self.model.tree
+        if isinstance(op, o.Open | o.Mknod | o.Chmod):
+            keeps = op.mode & 0o010
+            if not isinstance(op, o.Chmod):
+                inherits = any(inode.default for _, inode in tree.paths())
+                keeps = keeps and not op.umask and not inherits
+            return op if keeps else op._replace(mode=op.mode & ~SGID)
+        if isinstance(op, o.Access | o.SetXattr):
+            try:
+                inode = Walk(tree, ROOT).end(op.path)
+            except OSError:
+                return op
+            if isinstance(op, o.Access):
+                untold = bool(inode.flags & IMMUTABLE)
+            else:
+                untold = op.name == ACCESS_ACL and inode.is_reg and bool(inode.mode & SGID)
+            return o.Stat(op.path) if untold else op
+        return op
 
 
 class _Choice:
@@ -193,6 +236,38 @@ class _Choice:
     def data(self) -> bytes:
         return bytes([97 + self._below(26)]) * self.one((1, 3, 10, 4096, 0, 5000))
 
+    def umask(self) -> int:
+        return self.one(_UMASKS)
+
+    def acl(self) -> bytes:
+        """The value of an ACL; now and then not a valid one."""
+        entries = [(USER_OBJ, self.one((7, 6, 0)), NO_ID)]
+        if self.chance(50):
+            entries.append((USER, self._below(8), self.one((60001, 60002))))
+        entries.append((GROUP_OBJ, self.one((7, 5, 0)), NO_ID))
+        if self.chance(50):
+            entries.append((GROUP, self._below(8), self.one((60100, 60200, 60001))))
+        if len(entries) > 2 or self.chance(20):
+            entries.append((MASK, self.one((7, 7, 6, 5, 1, 0)), NO_ID))
+        entries.append((OTHER, self.one((0, 5, 7)), NO_ID))
+        if not self.chance(8):
+            return pack(entries)
+        odd = self._below(len(entries))
+        return self.one(
+            (
+                b"",
+                pack([]),
+                pack(entries[:odd] + entries[odd + 1 :]),
+                pack(entries[::-1]),
+                pack([*entries, entries[odd]]),
+                pack(entries)[:-1],
+                b"\3" + pack(entries)[1:],
+                pack([(tag, perm + 8 * (tag == OTHER), who) for tag, perm, who in entries]),
+                pack([*entries, (64, 7, NO_ID)]),
+                b"\2",
+            )
+        )
+
     def symlink_target(self) -> bytes:
         path = self.either()
         return self.one((path, path[1:], os.path.basename(path), b"../" + path[1:], b".", b""))
@@ -201,14 +276,14 @@ class _Choice:
 def _open(c: _Choice) -> Op:
     flags = c.one((os.O_RDWR, os.O_RDONLY, os.O_WRONLY)) | c.one(_OPEN_EXTRAS)
     path = c.name() if flags & os.O_CREAT else c.file()
-    return o.Open(c.slot(), path, flags, c.one(_FILE_MODES))
+    return o.Open(c.slot(), path, flags, c.one(_FILE_MODES), c.umask())
 
 
 def _mknod(c: _Choice) -> Op:
     kinds = (stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK, 0, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFDIR)
     kind = c.one(kinds)
     device = kind in (stat.S_IFCHR, stat.S_IFBLK)
-    return o.Mknod(c.name(), kind | c.one(_FILE_MODES), _DEVICE if device else 0)
+    return o.Mknod(c.name(), kind | c.one(_FILE_MODES), _DEVICE if device else 0, c.umask())
 
 
 def _chown(c: _Choice) -> Op:
@@ -222,6 +297,16 @@ def _setxattr(c: _Choice) -> Op:
     return o.SetXattr(c.any(), c.one(_XATTRS), c.data()[:10], flags, not c.chance(20))
 
 
+def _setacl(c: _Choice) -> Op:
+    name = c.one(_ACLS)
+    path = c.directory() if name == DEFAULT_ACL else c.any()
+    return o.SetXattr(path, name, c.acl(), 0, not c.chance(10))
+
+
+def _setflags(c: _Choice) -> Op:
+    return o.SetFlags(c.any(), c.one(_FLAGS))
+
+
 def _rename(c: _Choice) -> Op:
     flags = c.one((0, 0, 0, o.RENAME_NOREPLACE, o.RENAME_EXCHANGE, 3))
     return o.Rename(c.any(), c.either(), flags)
@@ -229,11 +314,11 @@ def _rename(c: _Choice) -> Op:
 
 def _create(c: _Choice) -> Op:
     flags = c.one((0, os.O_EXCL, os.O_TRUNC)) | os.O_CREAT | os.O_RDWR
-    return o.Open(c.slot(), c.name(), flags, c.one(_FILE_MODES))
+    return o.Open(c.slot(), c.name(), flags, c.one(_FILE_MODES), c.umask())
 
 
 _CREATORS: tuple[Callable[[_Choice], Op], ...] = (
-    lambda c: o.Mkdir(c.name(), c.one(_MODES)),
+    lambda c: o.Mkdir(c.name(), c.one(_MODES), c.umask()),
     lambda c: o.Mkdir(c.name(), c.one(_MODES)),
     _create,
     _create,
@@ -241,6 +326,7 @@ _CREATORS: tuple[Callable[[_Choice], Op], ...] = (
     lambda c: o.Link(c.file(), c.name()),
     lambda c: o.Symlink(c.symlink_target(), c.name()),
     lambda c: o.SetXattr(c.file(), c.one(_XATTRS[:2]), c.data()[:10]),
+    _setacl,
     _mknod,
 )
 _MAKERS: tuple[Callable[[_Choice], Op], ...] = (
@@ -278,6 +364,12 @@ _MAKERS: tuple[Callable[[_Choice], Op], ...] = (
     lambda c: o.GetXattr(c.any(), c.one(_XATTRS), not c.chance(20)),
     lambda c: o.ListXattr(c.any(), not c.chance(20)),
     lambda c: o.RemoveXattr(c.any(), c.one(_XATTRS), not c.chance(20)),
+    _setacl,
+    _setacl,
+    lambda c: o.GetXattr(c.any(), c.one(_ACLS), not c.chance(10)),
+    lambda c: o.RemoveXattr(c.any(), c.one(_ACLS), not c.chance(10)),
+    _setflags,
+    lambda c: o.GetFlags(c.either()),
 )
 
 

@@ -1,6 +1,6 @@
 """Inodes of the model and the rules of who may do what to them; pure functions.
 
-The rules are those of fs/namei.c and fs/attr.c of Linux 6.18 without ACLs, where user 0 has every
+The rules are those of fs/namei.c and fs/attr.c of Linux 6.18, where user 0 has every
 capability and nobody else has any.
 """
 
@@ -9,11 +9,20 @@ from __future__ import annotations
 import errno
 import stat
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from tests.model.ops import User
 
 R, W, X = 4, 2, 1  # MAY_READ, MAY_WRITE, MAY_EXEC
+
+ACCESS_ACL, DEFAULT_ACL = b"system.posix_acl_access", b"system.posix_acl_default"
+USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 1, 2, 4, 8, 16, 32  # tags of ACL entries
+Entries: TypeAlias = list[tuple[int, int, int]]  # tag, permissions, id
+
+IMMUTABLE, APPEND = 0x10, 0x20  # FS_*_FL
+FIXED = IMMUTABLE | APPEND
+INHERITED = 0xC0  # nodump, noatime
+FLAGS = FIXED | INHERITED  # SHMEM_FL_USER_MODIFIABLE
 
 SUID, SGID, STICKY = stat.S_ISUID, stat.S_ISGID, stat.S_ISVTX
 
@@ -39,6 +48,9 @@ class Inode:
     target: bytes = b""
     entries: dict[bytes, Inode] = field(default_factory=dict)
     parent: Inode | None = None  # of a directory; the root's is None
+    acl: Entries = field(default_factory=list)  # none where the mode says it all
+    default: Entries = field(default_factory=list)
+    flags: int = 0
 
     @property
     def kind(self) -> int:
@@ -75,6 +87,8 @@ def allowed(user: User, inode: Inode, mask: int) -> bool:
         return not (mask & X) or inode.is_dir or bool(inode.mode & 0o111)
     if user.uid == inode.uid:
         bits = inode.mode >> 6
+    elif inode.acl and inode.mode & 0o070:
+        return _acl_allows(user, inode, mask)
     elif user.in_group(inode.gid):
         bits = inode.mode >> 3
     else:
@@ -82,7 +96,27 @@ def allowed(user: User, inode: Inode, mask: int) -> bool:
     return mask & ~bits & 7 == 0
 
 
+def _acl_allows(user: User, inode: Inode, mask: int) -> bool:
+    """posix_acl_permission() for who is not the owner."""
+    limit = next(perm for tag, perm, _ in inode.acl if tag == MASK)
+    found = False
+    for tag, perm, who in inode.acl:
+        granted = mask & ~(perm & limit) == 0
+        if tag == USER and who == user.uid:
+            return granted
+        if tag in (GROUP_OBJ, GROUP) and user.in_group(inode.gid if tag == GROUP_OBJ else who):
+            found = True
+            if granted:
+                return True
+        if tag == OTHER:
+            return not found and mask & ~perm == 0
+    raise AssertionError("an ACL without others")
+
+
 def require(user: User, inode: Inode, mask: int) -> None:
+    """inode_permission()."""
+    if mask & W and inode.flags & IMMUTABLE:
+        fail(errno.EPERM)
     if not allowed(user, inode, mask):
         fail(errno.EACCES)
 
@@ -95,6 +129,8 @@ def owns(user: User, inode: Inode) -> bool:
 def may_delete(user: User, parent: Inode, victim: Inode, as_dir: bool) -> None:
     """may_delete(): first the directory, then stickiness, then the type."""
     require(user, parent, W | X)
+    if parent.flags & APPEND or victim.flags & FIXED:
+        fail(errno.EPERM)
     if parent.mode & STICKY and user.uid not in (0, victim.uid, parent.uid):
         fail(errno.EPERM)
     if as_dir and not victim.is_dir:

@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import errno
+import os
+from copy import deepcopy
 from typing import assert_never
 
-from tests.model import attributes, files, names
+from tests.model import acls, attributes, files, names
 from tests.model import ops as o
-from tests.model.inodes import R, fail, require
+from tests.model.inodes import DEFAULT_ACL, FIXED, R, fail, require
 from tests.model.ops import Op, Result, User, Value
 from tests.model.tree import Sysctls, Tree, Walk
 
@@ -19,27 +21,61 @@ from tests.model.tree import Sysctls, Tree, Walk
 class ModelFS:
     """A file system of dicts. Not for several threads."""
 
-    def __init__(self, sysctls: Sysctls | None = None) -> None:
+    def __init__(self, sysctls: Sysctls | None = None, flags_last: bool = False) -> None:
+        """`flags_last`: as on a FUSE mount, whose kernel judges all it knows, and not flags."""
         self.tree = Tree(sysctls or Sysctls())
+        self._flags_last = flags_last
         self.times_open = False  # whether POSIX leaves the times after the last operation open
 
     def run(self, user: User, op: Op) -> Result:
         """Do `op` as `user`."""
         self.tree.clock += 1
         if not isinstance(op, o.Stamp):
-            self.times_open = attributes.repeats_xattr(self.tree, user, op)
+            self.times_open = attributes.leaves_times_open(self.tree, user, op)
+        if self._flags_last:
+            refused = self._refused(user, op)
+            if refused is not None:
+                return refused
         try:
             return Result(0, _perform(self.tree, user, op))
         except OSError as error:
             return Result(error.errno or errno.EIO)
+
+    def _refused(self, user: User, op: Op) -> Result | None:
+        """What a kernel that knows no flags answers by itself."""
+        inodes = {handle.inode for handle in self.tree.handles.values()}
+        inodes.update(inode for _, inode in self.tree.paths())
+        if not any(inode.flags & FIXED for inode in inodes):
+            return None
+        tree, copies = deepcopy((self.tree, inodes))
+        for inode in copies:
+            inode.flags &= ~FIXED
+        try:
+            _perform(tree, user, op)
+            if isinstance(op, o.SetXattr | o.RemoveXattr) and op.name == DEFAULT_ACL:
+                is_dir = Walk(tree, user).end(op.path, op.follow).is_dir
+                return None if is_dir else Result(0)  # nothing to remove: nobody is asked
+        except OSError as error:
+            if not _is_servers(op, error.errno):
+                if isinstance(op, o.Open):
+                    self.tree.handles.pop((user, op.slot), None)  # closed before that
+                return Result(error.errno or errno.EIO)
+        return None
+
+
+def _is_servers(op: Op, code: int | None) -> bool:
+    """Whether an errno comes from what a FUSE kernel does not know: the file system decides."""
+    if isinstance(op, o.SetXattr | o.RemoveXattr) and op.name not in attributes.ACLS:
+        return code in (errno.EEXIST, errno.ENODATA, errno.EOPNOTSUPP) or op.name == b"user."
+    return code == errno.ENOTEMPTY
 
 
 def _perform(tree: Tree, user: User, op: Op) -> Value:
     match op:
         case o.Mkdir() | o.Rmdir() | o.Mknod() | o.Symlink() | o.Link() | o.Unlink() | o.Rename():
             _change_names(tree, user, op)
-        case o.Open(slot, path, flags, mode):
-            files.open_slot(tree, user, slot, path, flags, mode)
+        case o.Open(slot, path, flags, mode, umask):
+            files.open_slot(tree, user, slot, path, flags, mode, umask)
         case o.Close(slot):
             files.close(tree, user, slot)
         case o.Read(file, offset, size):
@@ -50,6 +86,11 @@ def _perform(tree: Tree, user: User, op: Op) -> Value:
             files.truncate(tree, user, file, size)
         case o.SetXattr() | o.GetXattr() | o.ListXattr() | o.RemoveXattr():
             return _xattr(tree, user, op)
+        case o.GetFlags(path):
+            return acls.get_flags(files.open_(tree, user, path, os.O_RDONLY).inode)
+        case o.SetFlags(path, flags):
+            inode = files.open_(tree, user, path, os.O_RDONLY).inode
+            acls.set_flags(tree, user, inode, flags)
         case o.Stamp(path):
             inode = Walk(tree, user).end(path, follow=False)
             return o.StampValue(inode.number, inode.mtime, inode.ctime)
@@ -64,12 +105,12 @@ def _change_names(
     op: o.Mkdir | o.Rmdir | o.Mknod | o.Symlink | o.Link | o.Unlink | o.Rename,
 ) -> None:
     match op:
-        case o.Mkdir(path, mode):
-            names.mkdir(tree, user, path, mode)
+        case o.Mkdir(path, mode, umask):
+            names.mkdir(tree, user, path, mode, umask)
         case o.Rmdir(path):
             names.rmdir(tree, user, path)
-        case o.Mknod(path, mode, rdev):
-            names.mknod(tree, user, path, mode, rdev)
+        case o.Mknod(path, mode, rdev, umask):
+            names.mknod(tree, user, path, mode, rdev, umask)
         case o.Symlink(target, path):
             names.symlink(tree, user, target, path)
         case o.Link(old, new):
@@ -124,7 +165,7 @@ def _xattr(
         case o.GetXattr(_, name):
             return attributes.getxattr(user, inode, name)
         case o.ListXattr():
-            return tuple(sorted(inode.xattrs))
+            return attributes.list_xattrs(inode)
         case o.RemoveXattr(_, name):
             attributes.removexattr(tree, user, inode, name)
         case _:

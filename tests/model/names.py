@@ -6,6 +6,7 @@ import errno
 import stat
 
 from fsmeta.types import PATH_MAX
+from tests.model.acls import born, require_mutable
 from tests.model.inodes import STICKY, Inode, W, X, fail, linkable, may_delete, require
 from tests.model.ops import RENAME_EXCHANGE, RENAME_NOREPLACE, User
 from tests.model.tree import Last, LastKind, Tree, Walk
@@ -22,14 +23,15 @@ def _create(tree: Tree, user: User, path: bytes, directory: bool = False) -> Las
     return last
 
 
-def mkdir(tree: Tree, user: User, path: bytes, mode: int) -> None:
+def mkdir(tree: Tree, user: User, path: bytes, mode: int, umask: int = 0) -> None:
     """mkdir(2)."""
     last = _create(tree, user, path, directory=True)
     require(user, last.parent, W | X)
-    tree.make(user, last.parent, last.name, stat.S_IFDIR | mode & (0o777 | STICKY))
+    mode &= 0o777 | STICKY
+    born(last.parent, tree.make(user, last.parent, last.name, stat.S_IFDIR | mode), umask)
 
 
-def mknod(tree: Tree, user: User, path: bytes, mode: int, rdev: int) -> None:
+def mknod(tree: Tree, user: User, path: bytes, mode: int, rdev: int, umask: int = 0) -> None:
     """mknod(2)."""
     kind = stat.S_IFMT(mode) or stat.S_IFREG
     if kind == stat.S_IFDIR:
@@ -43,6 +45,7 @@ def mknod(tree: Tree, user: User, path: bytes, mode: int, rdev: int) -> None:
     if device and not whiteout and user.uid != 0:
         fail(errno.EPERM)
     inode = tree.make(user, last.parent, last.name, kind | stat.S_IMODE(mode))
+    born(last.parent, inode, umask)
     inode.rdev = rdev if device else 0
 
 
@@ -64,6 +67,7 @@ def link(tree: Tree, user: User, old: bytes, new: bytes) -> None:
     if tree.sysctls.hardlinks and not linkable(user, inode):
         fail(errno.EPERM)
     require(user, last.parent, W | X)
+    require_mutable(inode)
     if inode.is_dir:
         fail(errno.EPERM)
     last.parent.entries[last.name] = inode

@@ -50,6 +50,7 @@ class Mkdir(NamedTuple):
 
     path: bytes
     mode: int = 0o755
+    umask: int = 0
 
 
 class Rmdir(NamedTuple):
@@ -64,6 +65,7 @@ class Mknod(NamedTuple):
     path: bytes
     mode: int
     rdev: int = 0
+    umask: int = 0
 
 
 class Symlink(NamedTuple):
@@ -101,6 +103,7 @@ class Open(NamedTuple):
     path: bytes
     flags: int = os.O_RDONLY
     mode: int = 0o644
+    umask: int = 0
 
 
 class Close(NamedTuple):
@@ -202,7 +205,7 @@ class GetXattr(NamedTuple):
 
 
 class ListXattr(NamedTuple):
-    """listxattr(2): the sorted user.* names."""
+    """listxattr(2): the sorted names of user.* and of ACLs."""
 
     path: bytes
     follow: bool = True
@@ -214,6 +217,19 @@ class RemoveXattr(NamedTuple):
     path: bytes
     name: bytes
     follow: bool = True
+
+
+class GetFlags(NamedTuple):
+    """FS_IOC_GETFLAGS of what is opened for it, as lsattr(1) does."""
+
+    path: bytes
+
+
+class SetFlags(NamedTuple):
+    """FS_IOC_SETFLAGS, as chattr(1) does."""
+
+    path: bytes
+    flags: int
 
 
 class Stamp(NamedTuple):
@@ -246,6 +262,8 @@ Op: TypeAlias = (
     | GetXattr
     | ListXattr
     | RemoveXattr
+    | GetFlags
+    | SetFlags
     | Stamp
 )
 OP_TYPES: tuple[type[Op], ...] = get_args(Op)

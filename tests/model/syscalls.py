@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import assert_never
 
 from tests.model import ops as o
+from tests.model.inodes import FLAGS
 from tests.model.ops import Op, Result, Slot, Target, Value
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100
+FS_IOC_GETFLAGS = 0x80086601  # linux/fs.h
+FS_IOC_SETFLAGS = 0x40086602
+CTIME_S = 1.0  # a FUSE kernel is told of it a moment after the ioctl, whose answer has no room
 
 
 class _Timespec(ctypes.Structure):
@@ -59,10 +68,11 @@ class Kernel:
 
     def _perform(self, op: Op) -> Value:
         match op:
-            case o.Open(slot, path, flags, mode):
+            case o.Open(slot, path, flags, mode, umask):
                 if slot in self._fds:
                     self._close(slot)
-                self._fds[slot] = os.open(path, flags | os.O_NONBLOCK, mode)
+                with _umask(umask):
+                    self._fds[slot] = os.open(path, flags | os.O_NONBLOCK, mode)
             case o.Close(slot):
                 self._close(slot)
             case o.Read(file, offset, size):
@@ -79,6 +89,10 @@ class Kernel:
                 return o.stat_value(os.fstat(self._fd(file)))
             case o.SetXattr() | o.GetXattr() | o.ListXattr() | o.RemoveXattr():
                 return _xattr(op)
+            case o.GetFlags(path):
+                return get_flags(path)
+            case o.SetFlags(path, flags):
+                set_flags(path, flags)
             case o.Chown() | o.Utimens() | o.Access() | o.Listdir() | o.Readlink() | o.Stamp():
                 return _attribute(op)
             case _:
@@ -108,12 +122,14 @@ def _change_names(
     op: o.Mkdir | o.Rmdir | o.Mknod | o.Symlink | o.Link | o.Unlink | o.Rename,
 ) -> None:
     match op:
-        case o.Mkdir(path, mode):
-            os.mkdir(path, mode)
+        case o.Mkdir(path, mode, umask):
+            with _umask(umask):
+                os.mkdir(path, mode)
         case o.Rmdir(path):
             os.rmdir(path)
-        case o.Mknod(path, mode, rdev):
-            os.mknod(path, mode, rdev)
+        case o.Mknod(path, mode, rdev, umask):
+            with _umask(umask):
+                os.mknod(path, mode, rdev)
         case o.Symlink(target, path):
             os.symlink(target, path)
         case o.Link(old, new):
@@ -174,7 +190,7 @@ def _xattr(op: o.SetXattr | o.GetXattr | o.ListXattr | o.RemoveXattr) -> Value:
             return os.getxattr(path, name, follow_symlinks=follow)
         case o.ListXattr(path, follow):
             found = (os.fsencode(name) for name in os.listxattr(path, follow_symlinks=follow))
-            return tuple(sorted(name for name in found if name.startswith(b"user.")))
+            return tuple(sorted(filter(is_comparable, found)))
         case o.RemoveXattr(path, name, follow):
             os.removexattr(path, name, follow_symlinks=follow)
         case _:
@@ -182,17 +198,80 @@ def _xattr(op: o.SetXattr | o.GetXattr | o.ListXattr | o.RemoveXattr) -> Value:
     return None
 
 
+def is_comparable(name: bytes) -> bool:
+    """Whether an xattr is one that all file systems must agree on."""
+    return name.startswith((b"user.", b"system.posix_acl_"))
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(0)
+
+
+def get_flags(path: bytes) -> int:
+    """FS_IOC_GETFLAGS: those flags that all file systems must agree on."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return _all_flags(fd) & FLAGS
+    finally:
+        os.close(fd)
+
+
+def set_flags(path: bytes, flags: int) -> None:
+    """FS_IOC_SETFLAGS; what a file system has for itself (ext4: extents) stays as it is."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        flags |= _all_flags(fd) & ~FLAGS
+        before = os.fstat(fd).st_ctime_ns
+        fcntl.ioctl(fd, FS_IOC_SETFLAGS, flags.to_bytes(8, sys.byteorder))
+        give_up = time.monotonic() + CTIME_S
+        while os.fstat(fd).st_ctime_ns == before and time.monotonic() < give_up:
+            pass
+    finally:
+        os.close(fd)
+
+
+def _all_flags(fd: int) -> int:
+    flags = bytearray(8)  # the ioctl says that it takes a long, and takes an int
+    fcntl.ioctl(fd, FS_IOC_GETFLAGS, flags)
+    return int.from_bytes(flags[:4], sys.byteorder)
+
+
+def _release() -> None:
+    """Take all flags from what can't be removed with them."""
+    for directory, _, files in os.walk(b"/"):
+        set_flags(directory, 0)
+        for name in files:
+            path = os.path.join(directory, name)
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                set_flags(path, 0)
+
+
 def wipe() -> None:
     """Empty the root directory and give it back its first mode and owner. Root only."""
+    try:
+        _empty()
+    except PermissionError:
+        _release()
+        _empty()
+    if get_flags(b"/"):
+        set_flags(b"/", 0)
+    for entry in os.listxattr(b"/"):
+        if is_comparable(os.fsencode(entry)):
+            os.removexattr(b"/", entry)
+    os.chown(b"/", 0, 0)
+    os.chmod(b"/", 0o777)
+    os.utime(b"/")
+
+
+def _empty() -> None:
     for directory, names, files in os.walk(b"/", topdown=False):
         for name in files:
             os.unlink(os.path.join(directory, name))
         for name in names:
             path = os.path.join(directory, name)
             (os.unlink if stat.S_ISLNK(os.lstat(path).st_mode) else os.rmdir)(path)
-    for entry in os.listxattr(b"/"):
-        if entry.startswith("user."):
-            os.removexattr(b"/", entry)
-    os.chown(b"/", 0, 0)
-    os.chmod(b"/", 0o777)
-    os.utime(b"/")

@@ -2,7 +2,8 @@
 
 Decided differences, which `gen` avoids: truncate(2) to the size a file has (ext4 touches mtime,
 tmpfs does not; POSIX: only if the size changes); opening devices (depends on `nodev`);
-chown(-1, -1) (drops S_ISUID here, never reaches a FUSE server). Left open by `compare`: whether
+chown(-1, -1) (drops S_ISUID here, never reaches a FUSE server). No seed on the disk writes to what
+was open when it became immutable (ext4 refuses, tmpfs does not). Left open by `compare`: whether
 setting an xattr to what it is touches ctime (tmpfs: yes, ext4: no). Directory sizes differ and are
 not compared. Times are only calibrated on the disk: tmpfs gives a directory the coarse time of what
 was removed from it.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsmeta.types import NAME_MAX, PATH_MAX
-from tests.model.inodes import SGID, STICKY, Inode, X, born_mode, fail, require
+from tests.model.inodes import INHERITED, SGID, STICKY, Inode, X, born_mode, fail, require
 from tests.model.ops import RECENT_BEGIN_NS, ROOT, Slot, User
 
 LINKS_MAX = 40  # MAXSYMLINKS
@@ -83,6 +83,7 @@ class Tree:
             inode.nlink = 2
             inode.parent = parent
             parent.nlink += 1
+        inode.flags = parent.flags & INHERITED
         self.touch(parent)
         return inode
 

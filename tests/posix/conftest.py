@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ ENGINES = ("mem", "sqlite", "redis", "tikv")
 WHOLE = tuple(f"{kind}-{engine}" for engine in ENGINES for kind in ("meta", "vfs"))
 QUICK_MOUNTS = ("mount-sqlite", "mount-redis")
 MOUNTS = (*QUICK_MOUNTS, "mount-tikv")
-DRIVERS = (*WHOLE, "bare-mem", *MOUNTS)
+STAGED = ("staged-mem", "staged-sqlite", "staged-redis")  # VFS that writes back
+DRIVERS = (*WHOLE, *STAGED, "bare-mem", *MOUNTS)
 
 
 @pytest.fixture(scope="session")
@@ -87,10 +89,12 @@ def volumes(
     folder: Path, databases: Databases
 ) -> Callable[[str, str], AbstractContextManager[Volume]]:
     """Makes a new volume of an engine, to be mounted."""
+    used = count()
 
     def make(engine: str, name: str) -> AbstractContextManager[Volume]:
         if not can_mount():
             pytest.skip("needs root and /dev/fuse")
+        name = f"{name}-{next(used)}"  # each file of tests may have one of its own
         meta = f"sqlite://{folder / name}.db" if engine == "sqlite" else databases(engine)
         return new_volume(folder / name, meta)
 
@@ -125,12 +129,21 @@ def _driver(
     driver: Driver
     if kind == "mount":
         with volumes(engine, name) as volume:
-            driver = OsDriver(os.fsencode(volume.mount()), name=name)
+            driver = OsDriver(os.fsencode(volume.mount("mnt", "-o", "acl")), name=name)
             yield driver
             driver.reset()
             driver.close()
     elif kind == "vfs":
         with inproc.client(engines(engine)) as client:
+            driver = FsDriver(client.vfs, Sysctls.of_host(), name=name)
+            yield driver
+            driver.reset()
+            driver.close()
+    elif kind == "staged":
+        with (
+            temporary_folder() as staging,
+            inproc.client(engines(engine), staging) as client,
+        ):
             driver = FsDriver(client.vfs, Sysctls.of_host(), name=name)
             yield driver
             driver.reset()
@@ -152,11 +165,11 @@ def driver(request: pytest.FixtureRequest, driver_of: Callable[[str], Driver]) -
 class Twins:
     """Two mounts of one volume."""
 
-    def __init__(self, volume: Volume, engine: str) -> None:
+    def __init__(self, volume: Volume, engine: str, *options: str) -> None:
         self.engine = engine
         self.volume = volume
-        self.first = volume.mount("first")
-        self.second = volume.mount("second")
+        self.first = volume.mount("first", *options)
+        self.second = volume.mount("second", *options)
 
     def settle(self, name: str) -> None:
         """Wait until both mounts say the same of a file: on Redis news takes a few milliseconds.
@@ -198,11 +211,24 @@ class Twins:
         return time.monotonic() - begin
 
 
-@pytest.fixture(scope="session", params=("sqlite", "redis", "tikv"))
-def twins(
-    request: pytest.FixtureRequest,
+@pytest.fixture(scope="session")
+def twins_of(
     volumes: Callable[[str, str], AbstractContextManager[Volume]],
-) -> Iterator[Twins]:
-    """The same volume mounted twice, over each engine."""
-    with volumes(request.param, f"twins-{request.param}") as volume:
-        yield Twins(volume, request.param)
+) -> Iterator[Callable[[str], Twins]]:
+    """The twins of each engine, made when first asked for; idle ones take next to no time."""
+    made: dict[str, Twins] = {}
+    with ExitStack() as stack:
+
+        def find(engine: str) -> Twins:
+            if engine not in made:
+                volume = stack.enter_context(volumes(engine, f"twins-{engine}"))
+                made[engine] = Twins(volume, engine)
+            return made[engine]
+
+        yield find
+
+
+@pytest.fixture(scope="session", params=("sqlite", "redis", "tikv"))
+def twins(request: pytest.FixtureRequest, twins_of: Callable[[str], Twins]) -> Twins:
+    """The same volume mounted twice, over each engine; kept for the files that come later."""
+    return twins_of(request.param)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fsclient.client import Client, ClientOptions
 from fsclient.config import open_store
 from fsclient.verify import verify_objects
+from fsclient.writeback import WriteBackOptions
 from fsdata.obj_mem import MemObjects
+from fsdata.objects import Buffer
 from fsmeta import volume
 from fsmeta.cache import RowCache
-from fsmeta.check import check
+from fsmeta.check import Examination, check
 from fsmeta.engine import Meta
 from fsmeta.runtime import SystemRuntime
 from fsmeta.store import Store
@@ -22,6 +24,7 @@ from fsmeta.transact import Transactor
 from tests.posix.metafs import MetaFS
 
 RUNTIME = SystemRuntime()
+SLUGGISH_S = 0.03
 Connect = Callable[[], Store]
 
 
@@ -41,22 +44,37 @@ def server(url: str) -> Connect:
     return lambda: open_store(url, RUNTIME)
 
 
-def format_volume(connect: Connect) -> None:
+def format_volume(connect: Connect, settings: volume.VolumeFormat | None = None) -> None:
     """Make a volume in an empty database."""
     store = connect()
-    settings = volume.new_format("testvol", "mem", "unused")
+    settings = settings or volume.new_format("testvol", "mem", "unused")
     Transactor(store, RUNTIME, RowCache(RUNTIME)).run(
         lambda txn: volume.create_volume(txn, settings, (0, 0), RUNTIME.now_ns())
     )
     store.close()
 
 
+class Sluggish(MemObjects):
+    """Objects that take a while to be stored, so that much is held back, and never for long."""
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None:
+        RUNTIME.sleep(RUNTIME.random() * SLUGGISH_S)
+        super().put(key, pieces)
+
+
 @contextmanager
-def client(connect: Connect) -> Iterator[Client]:
-    """A client of a new volume; in the end all data is where the metadata says."""
+def client(connect: Connect, staging: Path | None = None) -> Iterator[Client]:
+    """A client of a new volume; in the end all data is where the metadata says.
+
+    With `staging`, a directory, it writes back.
+    """
     format_volume(connect)
+    options = ClientOptions(heartbeat_s=0.5)
     objects = MemObjects(RUNTIME)
-    made = Client(connect(), RUNTIME, ClientOptions(heartbeat_s=0.5), objects)
+    if staging is not None:
+        objects = Sluggish(RUNTIME)
+        options = options._replace(staging_dir=str(staging), writeback=WriteBackOptions())
+    made = Client(connect(), RUNTIME, options, objects)
     made.start()
     try:
         yield made
@@ -64,11 +82,11 @@ def client(connect: Connect) -> Iterator[Client]:
         stored = made.stop()
     assert stored
     store = connect()
-    found = check(store)
+    with Examination(store) as examination:
+        assert not examination.run().problems
+        block_bytes = made.meta.format.block_bytes
+        verdict = verify_objects(objects, block_bytes, examination, data=True)
     store.close()
-    assert not found.problems
-    block_bytes = made.meta.format.block_bytes
-    verdict = verify_objects(objects, block_bytes, found.slices, found.dead, data=True)
     assert not verdict.problems
     assert not verdict.leaked
 

@@ -11,12 +11,15 @@ import os
 from collections.abc import Sequence
 from itertools import count
 
-from fsclient.filesystem import Buffer, Entry, FileSystem, Opened, Stat
+from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, Stat
 from fsmeta import access
 from fsmeta.engine import Meta
+from fsmeta.ops.create import NewNode
+from fsmeta.ops.ranges import Span
 from fsmeta.ops.rename import Place
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import (
+    AT_END,
     CHUNK_BYTES,
     Attr,
     Caller,
@@ -65,11 +68,13 @@ class MetaFS:
     def readlink(self, caller: Caller, ino: Ino) -> bytes:
         return self.meta.readlink(caller, ino)
 
-    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
-        return _entry(self.meta.create(caller, parent, name, mode, rdev))
+    def mknod(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int, umask: int = 0
+    ) -> Entry:
+        return _entry(self.meta.create(caller, parent, name, mode, rdev, umask))
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
-        return _entry(self.meta.create(caller, parent, name, 0o040000 | mode))
+    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0) -> Entry:
+        return _entry(self.meta.create(caller, parent, name, 0o040000 | mode, 0, umask))
 
     def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         return _entry(self.meta.symlink(caller, parent, name, target))
@@ -109,14 +114,19 @@ class MetaFS:
         mode: int,
         flags: int,
         kill_suid: bool = False,
+        umask: int = 0,
     ) -> tuple[Entry, Opened]:
         del kill_suid
-        attr = self.meta.create(caller, parent, name, mode)
+        attr = self.meta.create(caller, parent, name, mode, 0, umask)
         return _entry(attr), self._opened(flags)
 
     def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
         mask = _MASKS[flags & os.O_ACCMODE] | (_WRITE if flags & os.O_TRUNC else 0)
-        access.require(caller, self.meta.getattr(caller, ino), mask)
+        attr = self.meta.getattr(caller, ino)
+        self.meta.require(caller, attr, mask)
+        access.require_opening(
+            attr, bool(mask & _WRITE), bool(flags & os.O_APPEND), bool(flags & os.O_TRUNC)
+        )
         if flags & os.O_TRUNC:
             want = SetAttr(size=0, mtime_now=True, kill_suid=kill_suid)
             self.meta.setattr(caller, ino, want)
@@ -134,7 +144,14 @@ class MetaFS:
         return [bytes(content[offset:end])]
 
     def write(
-        self, caller: Caller, ino: Ino, fh: int, offset: int, data: memoryview, kill_suid: bool
+        self,
+        caller: Caller,
+        ino: Ino,
+        fh: int,
+        offset: int,
+        data: memoryview,
+        kill_suid: bool,
+        append: bool = False,
     ) -> int:
         assert self._writable[fh]
         if kill_suid and self.meta.getattr(caller, ino).mode & 0o6000:
@@ -142,11 +159,27 @@ class MetaFS:
         sid, size = self.meta.new_slice_id(), len(data)
         self._data[sid] = bytes(data)
         piece = Slice(offset, sid, size, 0, size)
-        self.meta.write_slices(ino, [(0, piece)], offset + size, _RUNTIME.now_ns())
+        index = AT_END if append else 0
+        self.meta.write_slices(ino, [(index, piece)], offset + size, _RUNTIME.now_ns())
         return size
 
-    def flush(self, caller: Caller, ino: Ino, fh: int) -> None:
-        del caller, ino, fh
+    def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
+        del caller, ino, fh, owner
+
+    def getlk(self, ino: Ino, fh: int, owner: int, lock: FileLock) -> FileLock | None:
+        raise OSError(errno.ENOLCK, f"no locks here: {ino} {fh} {owner} {lock}")
+
+    def setlk(
+        self, fh: int, owner: int, lock: FileLock, flock: bool, request: int, wait: bool
+    ) -> bool:
+        raise OSError(errno.ENOLCK, f"no locks: {fh} {owner} {lock} {flock} {request} {wait}")
+
+    def unlock(self, fh: int, owner: int, lock: FileLock, flock: bool) -> None:
+        raise OSError(errno.ENOLCK, f"no locks here: {fh} {owner} {lock} {flock}")
+
+    def cancel(self, request: int) -> bool:
+        del request
+        return False
 
     def fsync(self, caller: Caller, ino: Ino, fh: int, data_only: bool) -> None:
         del caller, ino, fh, data_only
@@ -154,22 +187,55 @@ class MetaFS:
     def release(self, ino: Ino, fh: int) -> None:
         del ino, self._writable[fh]
 
+    def tmpfile(
+        self, caller: Caller, parent: Ino, mode: int, flags: int, umask: int = 0
+    ) -> tuple[Entry, Opened]:
+        linkable = not flags & os.O_EXCL
+        node = NewNode(self.meta.new_ino(), 0o100000 | mode, umask=umask)
+        attr = self.meta.ranges.tmpfile(caller, parent, node, linkable)
+        return _entry(attr), self._opened(flags)
+
+    def fallocate(
+        self, caller: Caller, ino: Ino, fh: int, mode: int, offset: int, length: int
+    ) -> None:
+        del caller, fh
+        self.meta.ranges.fallocate(ino, mode, offset, offset + length)
+
+    def lseek(self, caller: Caller, ino: Ino, fh: int, offset: int, whence: int) -> int:
+        raise NotImplementedError("tested on the VFS and on mounts")
+
+    def copy_file_range(
+        self,
+        caller: Caller,
+        ino: Ino,
+        fh: int,
+        offset: int,
+        ino_out: Ino,
+        fh_out: int,
+        offset_out: int,
+        length: int,
+    ) -> int:
+        del caller, fh, fh_out
+        span = Span(ino, offset, offset + length)
+        return self.meta.ranges.copy_file_range(span, ino_out, offset_out).end - offset_out
+
     # --- directories
 
     def opendir(self, caller: Caller, ino: Ino) -> Opened:
         attr = self.meta.getattr(caller, ino)
         if not attr.is_dir:
             raise OSError(errno.ENOTDIR, "not a directory")
-        access.require(caller, attr, _READ)
+        self.meta.require(caller, attr, _READ)
         return self._opened(os.O_RDONLY)
 
     def readdir(
-        self, caller: Caller, ino: Ino, fh: int, begin: int, at_most: int
-    ) -> Sequence[Dentry]:
+        self, caller: Caller, ino: Ino, fh: int, cookie: int, at_most: int
+    ) -> tuple[Sequence[Dentry], Sequence[int]]:
         del caller, fh
         names, cursor = self.meta.names(ino)
         assert cursor is None, "one page is enough here"
-        return sorted(names)[begin : begin + at_most]
+        page = sorted(names)[cookie : cookie + at_most]
+        return page, range(cookie + 1, cookie + len(page) + 1)
 
     def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
         del ino
@@ -190,8 +256,16 @@ class MetaFS:
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
         self.meta.access(caller, ino, mask)
 
-    def setxattr(self, caller: Caller, ino: Ino, name: bytes, value: bytes, flags: int) -> None:
-        self.meta.setxattr(caller, ino, name, value, flags)
+    def setxattr(
+        self,
+        caller: Caller,
+        ino: Ino,
+        name: bytes,
+        value: bytes,
+        flags: int,
+        kill_sgid: bool = False,
+    ) -> None:
+        self.meta.setxattr(caller, ino, name, value, flags, kill_sgid)
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         return self.meta.getxattr(caller, ino, name)
@@ -202,14 +276,25 @@ class MetaFS:
     def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
         self.meta.removexattr(caller, ino, name)
 
+    def getflags(self, caller: Caller, ino: Ino) -> int:
+        return self.meta.getflags(caller, ino)
+
+    def setflags(self, caller: Caller, ino: Ino, flags: int) -> None:
+        self.meta.setflags(caller, ino, flags)
+
     def purge(self) -> None:
         """Delete what has no name and no handle: nothing is open."""
-        self.meta.purge(self.meta.orphans(1 << 30))
-        dead = self.meta.dead_slices(1 << 30)
-        for slices in dead.values():
-            for sid, _ in slices:
+        deletion = self.meta.deletion
+        deletion.purge(deletion.orphans(1 << 30))
+        assert deletion.take_lead()
+        number = deletion.next_round()
+        assert number is not None
+        for field, dead in deletion.dead_slices(1 << 30).items():
+            uses = deletion.last_uses(number, {field: dead})
+            assert uses is not None
+            for sid, _ in uses.gone:
                 del self._data[sid]
-        self.meta.forget_dead(list(dead))
+            deletion.forget_dead({field: dead}, uses.shared)
 
 
 def _conforms(fs: MetaFS) -> FileSystem:

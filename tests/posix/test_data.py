@@ -22,13 +22,15 @@ SEEDS = 4
 class Fsx:
     """One file and what it must hold; `begin` puts the action elsewhere in the file."""
 
-    def __init__(self, path: Path, seed: int, begin: int) -> None:
+    def __init__(
+        self, path: Path, seed: int, begin: int, flags: int = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    ) -> None:
         self.path = path
         self._dice = random.Random(seed)
         self._begin = begin
         self._held = bytearray()  # from `begin` on; before it the file is a hole
         self._size = 0
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._fd = os.open(path, flags)
 
     def close(self) -> None:
         os.close(self._fd)

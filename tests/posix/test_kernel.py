@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
+import select
 import shutil
 import socket
 import stat
@@ -13,6 +15,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,8 @@ from tests.posix.conftest import Twins
 
 NS = 10**9
 USER = 60001
+RWF_NOAPPEND = 0x20  # linux/fs.h
+FS_IOC_FIEMAP = 0xC020660B  # linux/fiemap.h
 FIRST_NS, LAST_NS = -(1 << 63), (1 << 63) - 1  # what SliceFS can say
 YEAR_1900_S, YEAR_2400_S = -2_208_988_800, 13_569_465_600
 CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0)  # cap_net_bind_service=ep
@@ -61,6 +66,16 @@ def test_times_of_a_write_stay(root: Path) -> None:
         assert changed[1] > again[1]
     assert _times(path) == changed
     assert os.stat(path).st_blocks * 512 == 8192
+
+
+def test_reading_moves_no_atime(root: Path) -> None:
+    path = root / "f"
+    path.write_bytes(b"x" * 5000)
+    os.utime(path, ns=(10**18, 10**18 + 7))
+    assert path.read_bytes() == b"x" * 5000
+    assert os.listdir(root) == ["f"]
+    status = path.stat()
+    assert (status.st_atime_ns, status.st_mtime_ns) == (10**18, 10**18 + 7)
 
 
 def test_blocks_of_what_is_being_written(root: Path) -> None:
@@ -170,30 +185,67 @@ def test_who_overwrites_what_became_setuid_elsewhere(root: Path, twins: Twins) -
 
 
 def test_who_drops_setgid(root: Path) -> None:
-    """USER is a stranger to the file's group."""
+    """USER is a stranger to the file's group, or has it as a supplementary one."""
     path = root / "f"
     path.write_bytes(b"12345")
-    for mode, left in ((0o2777, 0o777), (0o2767, 0o2767)):
-        for command in (f"printf x >> {path}", f": > {path}"):
+    commands = (
+        f"printf x 1<>{path}",
+        f": > {path}",
+        f"truncate -s 3 {path}",
+        f"fallocate -l 100 {path}",
+    )
+    for mode, left in ((0o2777, 0o777), (0o2767, 0o767), (0o6767, 0o767)):
+        for command in commands:
             path.chmod(mode)
             _as_user("/bin/sh", "-c", command)
-            assert stat.S_IMODE(os.stat(path).st_mode) == left
+            assert stat.S_IMODE(os.stat(path).st_mode) == left, (mode, command)
+            path.chmod(mode)
+            subprocess.run(
+                ["/bin/sh", "-c", command], user=USER, group=USER, extra_groups=(0,), check=True
+            )
+            kept = left | mode & stat.S_ISGID if mode & 0o010 == 0 else left
+            assert stat.S_IMODE(os.stat(path).st_mode) == kept, (mode, command)
     os.chown(path, USER, 0)
     _as_user("/bin/chmod", "2755", str(path))
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
 
 
-def test_truncate_to_the_same_size(root: Path) -> None:
-    """truncate(2) leaves the times then, ftruncate(2) does not; as on tmpfs."""
+def test_p1_a_chown_to_nobody_keeps_what_a_directory_has(root: Path) -> None:
+    """chown(-1, -1): the kernel sends a request for nothing, as it does before a write."""
+    file, folder = root / "f", root / "d"
+    file.write_bytes(b"12345")
+    folder.mkdir()
+    for path, left in ((file, 0o775), (folder, 0o6775)):
+        os.chown(path, USER, USER)
+        path.chmod(0o6775)
+        _as_user("/usr/bin/perl", "-e", "chown(-1, -1, @ARGV) or die $!", str(path))
+        assert stat.S_IMODE(os.stat(path).st_mode) == left
+    folder.rmdir()
+
+
+def test_p1_a_stranger_takes_no_bits_away(root: Path) -> None:
+    """chown(-1, -1) of somebody else's program; only who has it open for writing looks alike."""
     path = root / "f"
     path.write_bytes(b"12345")
-    before = _times(path)
-    os.truncate(path, 5)
-    assert _times(path) == before
+    for mode in (0o6755, 0o2755, 0o2745):
+        path.chmod(mode)
+        with pytest.raises(subprocess.CalledProcessError):
+            _as_user("/usr/bin/perl", "-e", "chown(-1, -1, @ARGV) or die $!", str(path))
+        assert stat.S_IMODE(os.stat(path).st_mode) == mode
+    path.chmod(0o755)
+    _as_user("/usr/bin/perl", "-e", "chown(-1, -1, @ARGV) or die $!", str(path))
+
+
+def test_truncate_to_the_same_size(root: Path) -> None:
+    """truncate(2) and ftruncate(2) set the times then, too; as on tmpfs and ext4."""
+    path = root / "f"
+    path.write_bytes(b"12345")
     with path.open("r+b") as file:
-        os.truncate(file.fileno(), 5)
-    assert _times(path)[0] > before[0]
-    assert _times(path)[1] > before[1]
+        for target in (path, file.fileno()):
+            before = _times(path)
+            os.truncate(target, 5)
+            assert _times(path)[0] > before[0]
+            assert _times(path)[1] > before[1]
 
 
 def test_capabilities_go_with_a_write(root: Path) -> None:
@@ -211,6 +263,34 @@ def test_capabilities_go_with_a_write(root: Path) -> None:
         assert "security.capability" not in os.listxattr(path)
         with pytest.raises(OSError, match=os.strerror(errno.ENODATA)):
             os.getxattr(path, "security.capability")
+
+
+def test_p1_what_fuse_does_not_pass_on(root: Path) -> None:
+    """Where Linux answers for us, or asks us for something else than it was asked for."""
+    path = root / "f"
+    path.write_bytes(b"12345")
+    fd = os.open(path, os.O_RDWR | os.O_APPEND)
+    try:
+        os.pwritev(fd, [b"x"], 0, RWF_NOAPPEND)
+        assert path.read_bytes() == b"12345x"
+    except OSError as error:
+        assert error.errno == errno.EOPNOTSUPP  # before Linux 6.9
+    with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+        fcntl.ioctl(fd, FS_IOC_FIEMAP, bytes(32))
+    with select.epoll() as poll:
+        poll.register(fd, select.EPOLLIN)
+    os.close(fd)
+    program = root / "sleep"
+    shutil.copy("/usr/bin/sleep", program)
+    with subprocess.Popen([program, "100"]) as running:
+        for flags in (os.O_WRONLY, os.O_RDWR):
+            with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
+                os.open(program, flags | os.O_TRUNC)
+        assert os.stat(program).st_size > 0
+        with suppress(OSError):  # it may be dead already, for it has lost its pages
+            os.close(os.open(program, os.O_RDONLY | os.O_TRUNC))
+        assert os.stat(program).st_size == 0
+        running.kill()
 
 
 def test_appends_of_two_descriptors(root: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.model.compare import demand_equal, run_equal
-from tests.model.drivers import Driver
+from tests.model.drivers import Driver, ModelDriver
 from tests.model.gen import step_lists, steps_of_seed
 from tests.model.ops import Step
 from tests.model.tree import Sysctls
@@ -19,7 +19,14 @@ from tests.posix.conftest import DRIVERS, MOUNTS, QUICK_MOUNTS
 
 SYSCTLS = Sysctls.of_host()
 STEPS = 60
-SEEDS = {"meta-mem": 40, "vfs-mem": 40, "bare-mem": 20, "mount-sqlite": 12, "mount-redis": 12}
+SEEDS = {
+    "meta-mem": 40,
+    "vfs-mem": 40,
+    "bare-mem": 20,
+    "staged-mem": 40,
+    "mount-sqlite": 12,
+    "mount-redis": 12,
+}
 SEEDS_ELSE = 6
 CASES = [(name, seed) for name in DRIVERS for seed in range(SEEDS.get(name, SEEDS_ELSE))]
 
@@ -27,7 +34,8 @@ CASES = [(name, seed) for name in DRIVERS for seed in range(SEEDS.get(name, SEED
 @pytest.mark.parametrize(("name", "seed"), CASES)
 def test_seed(name: str, seed: int, model: Driver, driver_of: Callable[[str], Driver]) -> None:
     steps = steps_of_seed(seed, STEPS, SYSCTLS, fuse=name in MOUNTS)
-    demand_equal(steps, [model, driver_of(name)], times=True)
+    right = ModelDriver(SYSCTLS, flags_last=True) if name in MOUNTS else model
+    demand_equal(steps, [right, driver_of(name)], times=True)
 
 
 _QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -43,7 +51,5 @@ def test_hypothesis(
 
 @settings(max_examples=15, suppress_health_check=_QUIET)
 @given(steps=step_lists(sysctls=SYSCTLS, fuse=True))
-def test_hypothesis_mounted(
-    steps: list[Step], model: Driver, tmpfs: Driver, driver_of: Callable[[str], Driver]
-) -> None:
-    run_equal(steps, [model, tmpfs, *map(driver_of, QUICK_MOUNTS)])
+def test_hypothesis_mounted(steps: list[Step], driver_of: Callable[[str], Driver]) -> None:
+    run_equal(steps, [ModelDriver(SYSCTLS, flags_last=True), *map(driver_of, QUICK_MOUNTS)])

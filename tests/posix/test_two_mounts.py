@@ -1,4 +1,4 @@
-"""What one mount does, as another one sees it: news, and files that are open without a name."""
+"""P5, P6: what one mount does, as another one sees it: news, files open without a name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from fsclient.coherence import AGAIN_AFTER_S
 from tests.posix.conftest import Twins
+from tests.posix.stale_names import CASES
 from tests.redis_server import RedisServer
 
 NEWS_S = 0.1  # what news may take
@@ -235,3 +236,25 @@ def test_create_races_a_file_of_another_mount(twins: Twins) -> None:
         os.write(fd, b"x")
         os.close(fd)
         os.unlink(twins.second / name)
+
+
+def test_p1_an_open_shows_the_size_that_was_closed(twins: Twins) -> None:
+    """Without news a kernel believed the size that stat(2) had shown, for a second after open."""
+    here, there = twins.first / "grows", twins.second / "grows"
+    here.touch()
+    twins.wait_until(there.exists, NEWS_MAX_S)
+    for turn in range(1, TURNS + 1):
+        assert os.stat(there).st_size == len(there.read_bytes())  # what it believes now
+        with here.open("ab") as file:
+            file.write(b"%d" % turn * 1000)
+        twins.settle("grows")
+        with there.open("rb", buffering=0) as file:
+            assert os.fstat(file.fileno()).st_size == turn * 1000
+            assert len(file.read()) == turn * 1000
+    here.unlink()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_p3_a_name_that_is_gone_is_not_opened(twins: Twins, case: str) -> None:
+    """Without a trash: what goes stays as long as it is open somewhere."""
+    CASES[case](twins.first, twins.second, twins.engine == "redis")

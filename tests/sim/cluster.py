@@ -12,26 +12,40 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple
 
+from fsclient.cache_options import CacheOptions
 from fsclient.client import Client, ClientOptions
+from fsclient.collect import Collected, Job, Progress, collect
+from fsclient.collect_place import Place
 from fsclient.verify import verify_objects
+from fsclient.writeback import WriteBackOptions
 from fsdata.budget import BUFFER_BYTES_MIN
 from fsdata.obj_mem import MemObjects
 from fsmeta import schema
 from fsmeta.cache import RowCache
-from fsmeta.check import check
+from fsmeta.check import Examination
+from fsmeta.engine import Meta
 from fsmeta.runtime import Thread
+from fsmeta.sealed import is_shelf
 from fsmeta.store_mem import MemBackend, MemStore
 from fsmeta.transact import Transactor
 from fsmeta.types import ROOT_INO, Ino
 from fsmeta.volume import BLOCK_BYTES_MIN, create_volume, new_format
+from tests.sim.disks import SimDisks
 from tests.sim.fault_objects import FaultObjects
 from tests.sim.faults import CALM, Faults, FaultStore
 from tests.sim.scheduler import SimRuntime
+from tests.sim.staging import SimDisk
 
 BLOCK: Final = BLOCK_BYTES_MIN
-END_S: Final = 400.0  # after healing: a lease, the rounds that follow, and retries under way
+END_S: Final = 600.0  # after healing: a lease, rounds, retries under way, and three hours of trash
 STOP_S: Final = 15.0  # a client that is idle leaves in no time; one that deletes may take DRAIN_S
 LOOK_S: Final = 2.0
+WRITE_BACK: Final = WriteBackOptions()
+DISKS: Final = CacheOptions("/ssd0:/ssd1", "400KiB", free_ratio=0.0, writes=True)
+
+
+def _go_on() -> None:
+    """Nothing happens to a gc."""
 
 
 class Weather(NamedTuple):
@@ -68,7 +82,15 @@ class Promise:
 class Node:
     """One client process."""
 
-    def __init__(self, cluster: Cluster, name: str, weather: Weather) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        weather: Weather,
+        disk: SimDisk | None = None,
+        back: WriteBackOptions = WRITE_BACK,
+    ) -> None:
+        """With `disk` it writes back."""
         sim, chance = cluster.sim, cluster.chance
         self.name = name
         self.process = sim.process(name, skew_ns=int(chance.uniform(-5, 5) * 10**9))
@@ -78,7 +100,13 @@ class Node:
         options = ClientOptions(
             buffer_bytes=BUFFER_BYTES_MIN, upload_threads=2, prefetch_threads=1, mountpoint=name
         )
-        self.client = Client(self.store, self.process, options, self.objects)
+        if disk is not None:
+            options = options._replace(writeback=back)
+        if cluster.disks is not None:
+            options = options._replace(cache=DISKS)
+        self.client = Client(
+            self.store, self.process, options, self.objects, disk, cache_files=cluster.disks
+        )
         self.shaken = False  # others may have taken it for dead, so what it held may be deleted
         self.crashed = False
         self._sim = sim
@@ -136,22 +164,30 @@ class Node:
 class Cluster:
     """The world of one seed."""
 
-    def __init__(self, sim: SimRuntime, seed: int, weather: Weather) -> None:
+    def __init__(
+        self,
+        sim: SimRuntime,
+        seed: int,
+        weather: Weather,
+        disks: SimDisks | None = None,
+        trash_days: int = 0,
+    ) -> None:
         self.sim = sim
+        self.disks = disks
         self.weather = weather
         self.chance = random.Random(seed + 2)
         self.backend = MemBackend(sim)
         self.objects = MemObjects(sim)
         self.nodes: list[Node] = []
         self.leaks = weather.leaks
-        settings = new_format("sim", "mem", "", BLOCK)
+        settings = new_format("sim", "mem", "", BLOCK, trash_days=trash_days)
         store = MemStore(self.backend)
         transactor = Transactor(store, sim, RowCache(sim))
         transactor.run(lambda txn: create_volume(txn, settings, (0, 0), sim.now_ns()))
 
-    def add(self) -> Node:
-        """Start one more client."""
-        node = Node(self, f"n{len(self.nodes)}", self.weather)
+    def add(self, disk: SimDisk | None = None, back: WriteBackOptions = WRITE_BACK) -> Node:
+        """Start one more client; with `disk` it writes back."""
+        node = Node(self, f"n{len(self.nodes)}", self.weather, disk, back)
         self.nodes.append(node)
         return node
 
@@ -162,6 +198,8 @@ class Cluster:
 
     def settle(self) -> None:
         """Heal the world; then everything that was begun ends."""
+        if self.disks is not None:
+            self.disks.heal()
         for node in self.nodes:
             if not node.crashed:
                 node.heal()
@@ -185,7 +223,7 @@ class Cluster:
     def _garbage(self) -> dict[bytes, list[int]]:
         """What waits for deletion, and sessions of the dead."""
         found = {}
-        for row in (schema.ORPHANS, schema.DEAD_SLICES):
+        for row in (schema.ORPHANS, schema.DEAD_SLICES, schema.TRASH, schema.CLONES):
             found[row] = [schema.id_of(field) for field in self.backend.rows.get(row, {})]
         alive = {node.session_id() for node in self.living()}
         sessions = [schema.id_of(field) for field in self.backend.rows.get(schema.SESSIONS, {})]
@@ -205,18 +243,31 @@ class Cluster:
 
     def judge(self) -> None:
         """Metadata and objects are true to themselves and to each other."""
-        checked = check(MemStore(self.backend))
-        assert not checked.problems, "\n".join(map(str, checked.problems))
-        assert not checked.dead
+        with Examination(MemStore(self.backend)) as examination:
+            checked = examination.run()
+            assert not checked.problems, "\n".join(map(str, checked.problems))
+            assert not checked.dead
+            verdict = verify_objects(self.objects, BLOCK, examination, data=True)
         assert not self.backend.rows.get(schema.SESSIONS)
         assert checked.inodes == len(self._reachable()), "something hangs in a loop"
-        verdict = verify_objects(self.objects, BLOCK, checked.slices, checked.dead, data=True)
         assert not verdict.problems, "\n".join(verdict.problems)
         assert self.leaks or not verdict.leaked, f"{verdict.leaked} objects leaked"
 
+    def collect(
+        self, delete: bool = True, place: Place | None = None, step: Callable[[], None] = _go_on
+    ) -> Collected:
+        """What `slicefs gc --age 0` does, from a process of its own with a good network.
+
+        `step` is called now and then, and may raise.
+        """
+        meta = Meta(MemStore(self.backend), self.sim)
+        progress = Progress(lambda _: step(), lambda _seen, _so_far: step())
+        return collect(meta, self.objects, self.sim, Job(0, delete, threads=2), progress, place)
+
     def _reachable(self) -> set[Ino]:
         """Every inode that a path leads to."""
-        found, todo = {ROOT_INO}, [ROOT_INO]
+        shelves = (Ino(schema.id_of(row)) for row in self.backend.rows if row[:1] == b"d")
+        found, todo = {ROOT_INO}, [ROOT_INO, *filter(is_shelf, shelves)]
         while todo:
             row = schema.dir_row(todo.pop())
             for name, value in self.backend.rows.get(row, {}).items():

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from fsdata import staging_data
+from tests.sim.cluster import BLOCK
+
 SEEDS_DEFAULT = 20
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that journals write over some of them."""
+    monkeypatch.setattr(staging_data, "SEGMENT_BYTES", 4 * BLOCK)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,6 +18,8 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final, TypeVar
 
+from tests.sim.lock_order import LockOrder
+
 T = TypeVar("T")
 
 STEP_NS: Final = 1000  # a seam costs a microsecond: timeouts can win against work
@@ -52,6 +54,7 @@ class Task:
         "done",
         "doom",
         "gate",
+        "held",
         "ident",
         "index",
         "joiners",
@@ -79,8 +82,13 @@ class Task:
         self.doom: type[BaseException] | None = None
         self.thrown = False  # `doom` is on its way up the stack
         self.shields = 0
+        self.held: list[object] = []  # locks, as they were taken
         self.done = False
         self.joiners: list[Task] = []
+
+
+# Processes that test side by side are numbered: each gets a processor of its own.
+_OUR_NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", f"gw{os.getpid()}").removeprefix("gw"))
 
 
 @contextmanager
@@ -106,6 +114,7 @@ class Scheduler:
         self.current: Task | None = None
         self.tasks: list[Task] = []
         self.clock_ns = 0
+        self.lock_order = LockOrder()
         self.choose: Callable[[], float] = random.Random(seed).random
         self._steps_max = steps_max
         self._main: Task | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore, fill
+from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range, fill
 from fsmeta.errors import StoreError, Unavailable
 from tests.sim.faults import Faults, Network
 from tests.sim.scheduler import SimRuntime
@@ -49,10 +49,13 @@ class FaultObjects:
             self._later("late put", lambda: self._store.put(key, [whole]))
         self.network.ask(lambda: self._store.put(key, pieces))
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
         if self._delayed():
-            self._later("late delete", lambda: self._store.delete(key))
-        self.network.ask(lambda: self._store.delete(key))
+            self._later("late delete", lambda: self._store.delete(*keys))
+        if len(keys) > 1 and self._delayed():
+            self._store.delete(*keys[: len(keys) // 2])
+            raise Unavailable("simulated: half of it deleted")
+        self.network.ask(lambda: self._store.delete(*keys))
 
     def _delayed(self) -> bool:
         return self.network.happens(self.network.faults.late)
@@ -74,6 +77,9 @@ class FaultObjects:
 
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         return self._damaged(self.network.ask(lambda: self._store.get(key, begin, end)))
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        return [self.get(key, begin, end) for begin, end in ranges]
 
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
         data = self.get(key, 0, sum(map(len, pieces)))

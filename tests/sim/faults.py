@@ -10,11 +10,23 @@ The wrapped store runs shielded: the crash of a client does not stop a server ha
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, NoReturn, TypeVar
 
 from fsmeta.errors import Ambiguous, StoreError, Unavailable
-from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, RowPage, Store, is_table
+from fsmeta.store import (
+    SCAN_PAGE,
+    Applied,
+    Commit,
+    Key,
+    Listener,
+    Page,
+    Record,
+    RowPage,
+    Store,
+    is_table,
+)
 from tests.sim.scheduler import SimProcess, SimRuntime
 
 T = TypeVar("T")
@@ -107,6 +119,7 @@ class FaultStore:
         process: SimProcess | None = None,
     ) -> None:
         self.name = f"faulty {store.name}"
+        self.history = store.history
         self.network = Network(sim, seed, faults or Faults())
         self._store = store
         self._sim = sim
@@ -123,8 +136,8 @@ class FaultStore:
     def heal(self) -> None:
         self.network.heal()
 
-    def read(self, keys: Sequence[Key]) -> list[bytes | None]:
-        return self.network.ask(lambda: self._store.read(keys))
+    def read(self, keys: Sequence[Key], busy: Collection[bytes] = ()) -> list[bytes | None]:
+        return self.network.ask(lambda: self._store.read(keys, busy))
 
     def read_many(
         self, rows: Sequence[bytes], fields: Sequence[bytes]
@@ -132,9 +145,16 @@ class FaultStore:
         return self.network.ask(lambda: self._store.read_many(rows, fields))
 
     def read_linked(
-        self, row: bytes, field: bytes, skip: int, prefix: bytes, fields: Sequence[bytes]
+        self,
+        row: bytes,
+        field: bytes,
+        skip: int,
+        prefix: bytes,
+        fields: Sequence[bytes],
+        busy: bool = False,
     ) -> tuple[bytes | None, list[bytes | None]]:
-        return self.network.ask(lambda: self._store.read_linked(row, field, skip, prefix, fields))
+        link = (row, field, skip, prefix, fields, busy)
+        return self.network.ask(lambda: self._store.read_linked(*link))
 
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
         return self.network.ask(lambda: self._store.read_rows(rows))
@@ -145,7 +165,10 @@ class FaultStore:
     def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
         return self.network.ask(lambda: self._store.scan_rows(prefix, cursor, limit))
 
-    def commit(self, commit: Commit) -> None:
+    def everything(self) -> AbstractContextManager[Iterator[Record]]:
+        return self.network.ask(self._store.everything)
+
+    def commit(self, commit: Commit) -> Applied | None:
         """The wrapped store's answer, or one of the ways to lose it."""
         net = self.network
         net.travel()
@@ -156,10 +179,11 @@ class FaultStore:
         if net.happens(net.faults.late):
             self._sim.spawn_in(None, "late commit", lambda: self._commit_late(commit))
             self._lose_connection("request delayed")
-        net.serve(lambda: self._store.commit(commit))
+        applied = net.serve(lambda: self._store.commit(commit))
         net.travel()
         if net.cut or net.happens(net.faults.reply_lost):
             self._lose_connection("reply lost")
+        return applied
 
     def _lose_connection(self, why: str) -> NoReturn:
         if self._listener is not None:
@@ -210,8 +234,14 @@ class FaultStore:
     def _is_dead(self) -> bool:
         return self._process is not None and self._process.crashed
 
+    def hear(self) -> None:
+        self._store.hear()
+
     def vouches(self) -> bool:
         return self._store.vouches() and self._vouching
+
+    def tidy(self) -> None:
+        self._store.tidy()
 
     def close(self) -> None:
         self._store.close()

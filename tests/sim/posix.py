@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fsclient.filesystem import FileSystem, SetAttr
@@ -29,6 +29,10 @@ class File:
         self._fs = fs
         self._fh = fh
 
+    @property
+    def fh(self) -> int:
+        return self._fh
+
     def read(self, offset: int, size: int) -> bytes:
         return b"".join(self._fs.read(ROOT_CALLER, self.ino, self._fh, offset, size))
 
@@ -37,6 +41,22 @@ class File:
         taken = self._fs.write(ROOT_CALLER, self.ino, self._fh, offset, memoryview(buffer), False)
         assert taken == len(data)
         buffer[:] = bytes(len(data))  # it is the caller's again
+
+    def append(self, data: bytes) -> None:
+        """write(2) with O_APPEND by a kernel that believes the size it was told."""
+        offset = self.size()
+        self._fs.write(ROOT_CALLER, self.ino, self._fh, offset, memoryview(data), False, True)
+
+    def copy(self, target: File, begin: int, at: int, length: int) -> int:
+        """copy_file_range(2) to `target`."""
+        fs, fh = self._fs, target._fh
+        return fs.copy_file_range(
+            ROOT_CALLER, self.ino, self._fh, begin, target.ino, fh, at, length
+        )
+
+    def punch(self, offset: int, length: int) -> None:
+        """fallocate(2) with PUNCH_HOLE."""
+        self._fs.fallocate(ROOT_CALLER, self.ino, self._fh, 3, offset, length)
 
     def size(self) -> int:
         return self._fs.getattr(ROOT_CALLER, self.ino, self._fh).attr.size
@@ -112,6 +132,17 @@ class Posix:
         opened = self.fs.open(ROOT_CALLER, attr.ino, flags & ~(os.O_CREAT | os.O_EXCL))
         return File(self.fs, attr.ino, opened.fh)
 
+    def tmpfile(self, directory: bytes) -> File:
+        """open(2) with O_TMPFILE."""
+        parent = self.stat(directory).ino
+        entry, opened = self.fs.tmpfile(ROOT_CALLER, parent, 0o644, os.O_RDWR)
+        assert entry.attr is not None
+        return File(self.fs, entry.attr.ino, opened.fh)
+
+    def link_open(self, file: File, path: bytes) -> None:
+        """linkat(2) of an open file."""
+        self._again(lambda: self.fs.link(ROOT_CALLER, file.ino, *self._parent(path)))
+
     def mkdir(self, path: bytes) -> None:
         self._again(lambda: self.fs.mkdir(ROOT_CALLER, *self._parent(path), 0o755))
 
@@ -143,7 +174,9 @@ class Posix:
         fh = self.fs.opendir(ROOT_CALLER, ino).fh
         try:
             names: list[bytes] = []
-            while page := self.fs.readdir(ROOT_CALLER, ino, fh, len(names), _READDIR_PAGE):
+            cookies: Sequence[int] = [0]
+            while cookies:
+                page, cookies = self.fs.readdir(ROOT_CALLER, ino, fh, cookies[-1], _READDIR_PAGE)
                 names += [name for name, _, _ in page]
         finally:
             self.fs.releasedir(ino, fh)

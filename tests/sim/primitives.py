@@ -26,17 +26,28 @@ class SimLock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         scheduler = self._scheduler
         scheduler.seam()
+        me = scheduler.current
+        if self._held and self._owner is me and blocking and timeout < 0:
+            raise Deadlock(f"a thread waits for a lock that it holds{scheduler.story()}")
+        if blocking and timeout < 0:
+            self.in_order(me)
         if not self._held:
-            self._held = True
-            self._owner = scheduler.current
+            self._take(me)
             return True
         if not blocking:
             return False
-        if timeout >= 0:
-            return self._wait(scheduler.deadline(timeout))
-        if self._owner is scheduler.current:
-            raise Deadlock(f"a thread waits for a lock that it holds{scheduler.story()}")
-        return self._wait(None)
+        return self._wait(scheduler.deadline(timeout) if timeout >= 0 else None)
+
+    def in_order(self, me: Task | None) -> None:
+        """Before a thread takes it, or waits for what it guards. Raises: Inversion."""
+        if me is not None and me.held and not me.thrown:
+            self._scheduler.lock_order.take(me.held, self)
+
+    def _take(self, me: Task | None) -> None:
+        self._held = True
+        self._owner = me
+        if me is not None:
+            me.held.append(self)
 
     def _wait(self, until_ns: int | None) -> bool:
         scheduler = self._scheduler
@@ -51,8 +62,7 @@ class SimLock:
                     self._waiters.remove(me)
             if self._held and not woken:
                 return False
-        self._held = True
-        self._owner = me
+        self._take(me)
         return True
 
     def release(self) -> None:
@@ -69,6 +79,8 @@ class SimLock:
             raise RuntimeError("release of a lock that the thread does not hold")
         self._held = False
         self._owner = None
+        if me is not None:
+            me.held.remove(self)
         for waiter in self._waiters:
             scheduler.wake(waiter)
         self._waiters.clear()
@@ -104,6 +116,7 @@ class SimCondition:
         me = scheduler.current
         if me is None or not self._lock.owned():
             raise RuntimeError("wait without the lock, or outside of a run")
+        self._lock.in_order(me)
         self._waiters.append(me)
         self._lock.free()
         try:

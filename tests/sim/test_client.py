@@ -12,17 +12,24 @@ from functools import partial
 
 import pytest
 
-from fsclient import compactor, leader
+from fsclient import compactor, leader, trash_keeper
 from fsdata import geometry
+from fsmeta import trash
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
+from tests.sim.disks import SimDisks
 from tests.sim.faults import Faults
 from tests.sim.harness import simulate
 from tests.sim.loads import Load
+from tests.sim.loads.appends import Appends
+from tests.sim.loads.counters import Counters
 from tests.sim.loads.held import Held
 from tests.sim.loads.logs import Logs
 from tests.sim.loads.names import Loops, Tokens, Winners
 from tests.sim.loads.records import Records
+from tests.sim.loads.rules import Rules
+from tests.sim.loads.shares import Shares
+from tests.sim.loads.snaps import Snaps
 from tests.sim.loads.trees import Trees
 from tests.sim.scheduler import SimRuntime
 
@@ -36,8 +43,8 @@ OUTAGE_S = 40.0  # longer than calls are repeated, shorter than a lease
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
 TROUBLE = (  # log messages that are right where the world is bad
-    "^WARNING fsclient.(background|leader|client): |"
-    "^ERROR fsclient.file_io: inode .* data written and not stored is lost: "
+    "^WARNING fsclient.(background|leader|client|locks): |"
+    "^ERROR fsclient.losses: inode .* data written and not stored is lost: "
 )
 LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
 
@@ -51,22 +58,35 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr(geometry, "COMPACT_HIDDEN_MIN", 2)
         patch.setattr(geometry, "HOLE_MIN_BYTES", 64)
         patch.setattr(geometry, "HOLES_MAX", 2)
+        # the trash has days of one hour, which lasts longer than a lease
+        patch.setattr(trash, "HOUR_NS", 90 * 10**9)
+        patch.setattr(trash_keeper, "HOURS_A_DAY", 1)
         yield
 
 
 def _loads(dice: random.Random) -> list[Load]:
     """Two kinds of work for one world."""
     records = partial(Records, dice)
-    makers: list[Callable[[], Load]] = [Trees, Logs, records, Held, Tokens, Winners, Loops]
-    first = dice.choice((Trees, Logs, records, Held))
+    makers: list[Callable[[], Load]] = [
+        Trees, Logs, records, Held, Tokens, Winners, Loops, Rules, Counters, Appends, Shares
+    ]  # fmt: skip
+    first = dice.choice((Trees, Logs, records, Held, Appends, Shares))
     return [first(), dice.choice([make for make in makers if make is not first])()]
 
 
-def _live(sim: SimRuntime, seed: int, weather: Weather, calamity: Calamity | None) -> None:
-    """One world from beginning to end."""
+def live(
+    sim: SimRuntime,
+    seed: int,
+    weather: Weather,
+    calamity: Calamity | None,
+    loads: list[Load] | None = None,
+    disks: SimDisks | None = None,
+) -> None:
+    """One world from beginning to end; its clients share the cache disks `disks`."""
     dice = random.Random(seed + 3)
-    cluster = Cluster(sim, seed, weather)
-    loads = _loads(dice)
+    days = int(seed % 3 == 1)  # of an hour that is short, see `eager`
+    cluster = Cluster(sim, seed, weather, disks, days)
+    loads = loads or _loads(dice)
     first = cluster.add()
     for load in loads:
         load.prepare(first)
@@ -94,17 +114,17 @@ def _employ(node: Node, loads: list[Load], dice: random.Random) -> None:
         node.act(f"actor{number}", partial(load.act, node, own, TURNS))
 
 
-@pytest.mark.sim_seeds(60)
+@pytest.mark.sim_seeds(40)
 def test_calm(sim_seed: int) -> None:
     """Nothing goes wrong but the order of things; not even an object may be left over."""
-    simulate(sim_seed, lambda sim: _live(sim, sim_seed, Weather(), None))
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, Weather(), None))
 
 
-@pytest.mark.sim_seeds(120)
+@pytest.mark.sim_seeds(70)
 def test_bad_networks(sim_seed: int, log_watch: LogWatch) -> None:
     log_watch.expect(TROUBLE)
     weather = Weather(META, LATE_PUTS if sim_seed % 2 else DATA)
-    simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, None))
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, None))
 
 
 def _outages(cluster: Cluster, dice: random.Random) -> None:
@@ -119,14 +139,14 @@ def _outages(cluster: Cluster, dice: random.Random) -> None:
         network.cut = False
 
 
-@pytest.mark.sim_seeds(100)
+@pytest.mark.sim_seeds(60)
 def test_outages(sim_seed: int, log_watch: LogWatch) -> None:
     log_watch.expect(TROUBLE)
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
-    simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, _outages))
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, _outages))
 
 
-def _crash(cluster: Cluster, dice: random.Random) -> None:
+def crash(cluster: Cluster, dice: random.Random) -> None:
     """Clients die, and new ones come."""
     cluster.leaks = True
     for _ in range(dice.randrange(1, 4)):
@@ -137,11 +157,11 @@ def _crash(cluster: Cluster, dice: random.Random) -> None:
             cluster.add()
 
 
-@pytest.mark.sim_seeds(150)
+@pytest.mark.sim_seeds(90)
 def test_crashes(sim_seed: int, log_watch: LogWatch) -> None:
     log_watch.expect(TROUBLE)
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
-    simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, _crash))
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, crash))
 
 
 def _lose_leases(cluster: Cluster, dice: random.Random) -> None:
@@ -165,8 +185,26 @@ def _lose_leases(cluster: Cluster, dice: random.Random) -> None:
             victim.cut(False)
 
 
-@pytest.mark.sim_seeds(150)
+@pytest.mark.sim_seeds(90)
 def test_lost_leases(sim_seed: int, log_watch: LogWatch) -> None:
     log_watch.expect(TROUBLE)
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
-    simulate(sim_seed, lambda sim: _live(sim, sim_seed, weather, _lose_leases))
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, _lose_leases))
+
+
+@pytest.mark.sim_seeds(50)
+def test_locks(sim_seed: int, log_watch: LogWatch) -> None:
+    """P3: nothing but locks, whatever goes wrong."""
+    log_watch.expect(TROUBLE)
+    weather = Weather() if sim_seed % 2 else Weather(META, DATA)
+    calamity = (None, crash, _lose_leases, _outages)[sim_seed // 2 % 4]
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, calamity, [Counters()]))
+
+
+@pytest.mark.sim_seeds(24)
+def test_t2_snapshots_and_clones(sim_seed: int, log_watch: LogWatch) -> None:
+    """T2: nothing but snapshots and clones of a tree that changes, whatever goes wrong."""
+    log_watch.expect(TROUBLE)
+    weather = Weather() if sim_seed % 2 else Weather(META, DATA)
+    calamity = (None, crash, _lose_leases, _outages)[sim_seed // 2 % 4]
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, calamity, [Snaps()]))

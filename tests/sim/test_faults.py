@@ -8,7 +8,7 @@ import pytest
 
 from fsdata.obj_mem import MemObjects
 from fsmeta.errors import Ambiguous, Conflict, ObjectMissing, Unavailable
-from fsmeta.store import FENCE_FIELD, PUT, Commit, Store
+from fsmeta.store import EDITION, FENCE_FIELD, PUT, Commit, Store
 from fsmeta.store_mem import MemBackend, MemStore
 from tests.sim.fault_objects import Damage, FaultObjects
 from tests.sim.faults import CALM, Faults, FaultStore
@@ -51,7 +51,7 @@ def _increase(store: Store, worker: bytes, times: int) -> None:
 
 def _world(sim: SimRuntime) -> MemBackend:
     backend = MemBackend(sim)
-    MemStore(backend).commit(Commit(None, b"", 0, [], [], [(PUT, FENCE, FENCE_FIELD, b"x")]))
+    MemStore(backend).commit(Commit(None, b"", 0, [], [], [(PUT, FENCE, FENCE_FIELD, EDITION)]))
     return backend
 
 

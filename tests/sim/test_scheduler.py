@@ -12,6 +12,7 @@ import pytest
 from fsmeta.runtime import Condition
 from tests.sim.core import Deadlock, StepLimit
 from tests.sim.harness import simulate
+from tests.sim.lock_order import Inversion
 from tests.sim.scheduler import SimProcess, SimRuntime
 
 SWITCHES_PER_SECOND = 15_000  # a floor far below the 80,000 of a quiet machine
@@ -128,13 +129,16 @@ def test_lost_wakeup_is_found() -> None:
     assert {ends(seed) for seed in range(40)} == {True, False}
 
 
-def _cross(sim: SimRuntime) -> None:
-    first, second = sim.lock(), sim.lock()
+def _needless(sim: SimRuntime) -> None:
+    """Who has the lock waits for who wants it, where it comes first."""
+    lock, told = sim.lock(), sim.event()
 
     def work(n: int) -> None:
-        one, other = (first, second) if n else (second, first)
-        with one, other:
-            pass
+        with lock:
+            if n:
+                told.set()
+            else:
+                told.wait()
 
     _crowd(sim, work, 2)
 
@@ -143,15 +147,63 @@ def test_deadlock_shows_stacks_and_seed() -> None:
     found: list[Deadlock] = []
     for seed in range(20):
         try:
-            simulate(seed, _cross)
+            simulate(seed, _needless)
         except Deadlock as deadlock:
             found.append(deadlock)
     assert 0 < len(found) < 20
     text = str(found[0])
     assert "--- t0" in text
     assert "--- t1" in text
-    assert "with one, other:" in text
+    assert "told.wait()" in text
     assert "--sim-seed" in found[0].__notes__[0]
+
+
+def _both_ways(sim: SimRuntime) -> None:
+    first, second = sim.lock(), sim.lock()
+    with first, second:
+        pass
+    with second, first:
+        pass
+
+
+def _waits_in_another(sim: SimRuntime) -> None:
+    first, second = sim.condition(), sim.lock()
+    with first, second:
+        first.wait(1)  # and takes it with the second held
+
+
+def _circle_of_three(sim: SimRuntime) -> None:
+    locks = [sim.lock() for _ in range(3)]
+    for n in range(3):
+        with locks[n], locks[n - 1]:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (_both_ways, r"2\n(.|\n)*with first, second(.|\n)*with second, first"),
+        (_waits_in_another, r"2\n(.|\n)*with first, second(.|\n)*first\.wait"),
+        (_circle_of_three, "3\n"),
+    ],
+)
+def test_a_deadlock_that_might_happen_fails(body: Callable[[SimRuntime], None], told: str) -> None:
+    with pytest.raises(Inversion, match=f"in a circle of {told}"):
+        simulate(0, body)
+
+
+def test_locks_in_one_order() -> None:
+    def body(sim: SimRuntime) -> None:
+        locks = [sim.lock() for _ in range(3)]
+        for _ in range(2):
+            with locks[0], locks[2]:
+                assert locks[1].acquire(blocking=False)  # who does not wait is in nobody's way
+                assert not locks[2].acquire(timeout=1)
+                locks[1].release()
+            with locks[0], locks[1], locks[2]:
+                pass
+
+    simulate(0, body)
 
 
 def test_own_lock_twice_is_a_deadlock() -> None:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from tools import bench
-from tools.benchlib import client, procs, redis
-from tools.benchlib.results import RATE, Metric, Results, as_json, number, table, times_better
-from tools.benchlib.systems import JUICEFS, SLICEFS, adjusted
+from tools.benchlib import client, delay, procs, redis
+from tools.benchlib.results import (
+    OF_RAW,
+    RATE,
+    Metric,
+    Results,
+    as_json,
+    number,
+    table,
+    times_better,
+)
+from tools.benchlib.s3 import S3
+from tools.benchlib.systems import JUICEFS, RCLONE, SLICEFS, adjusted
+from tools.benchlib.volume import Volume
 
 
 def test_timings_are_read_from_the_client() -> None:
@@ -35,9 +49,10 @@ def test_peak_rss_is_in_bytes() -> None:
 
 
 def test_used_memory_is_not_mistaken_for_its_neighbours() -> None:
-    assert redis.parse_used_memory("# Memory\r\nused_memory:42\r\nused_memory_rss:99\r\n") == 42
+    info = "# Memory\r\nused_memory_rss:99\r\nused_memory:42\r\nused_memory_peak:7\r\n"
+    assert redis.parse_info(info, "used_memory") == 42
     with pytest.raises(ValueError, match="used_memory"):
-        redis.parse_used_memory("")
+        redis.parse_info("", "used_memory")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +60,7 @@ def test_used_memory_is_not_mistaken_for_its_neighbours() -> None:
     [
         ("µs/op", 100.0, 300.0, 3.0),
         (RATE, 300.0, 100.0, 3.0),
+        (OF_RAW, 0.9, 0.3, 3.0),
         ("CPU s/GB", 2.0, 1.0, 0.5),
         ("MiB", None, 1.0, None),
         ("MiB", 0.0, 1.0, None),
@@ -73,7 +89,7 @@ def sample() -> Results:
 
 
 def test_the_table_shows_medians_and_ratios() -> None:
-    assert table(sample().rows, "slicefs", "juicefs").splitlines() == [
+    assert table(sample().rows, "slicefs", ["juicefs"]).splitlines() == [
         "operation   unit   slicefs  juicefs  × better",
         "-- meta",
         "create      µs/op     20.0     80.0      4.00",
@@ -83,16 +99,19 @@ def test_the_table_shows_medians_and_ratios() -> None:
 
 
 def test_json_keeps_every_value() -> None:
-    first = as_json(sample().rows, "slicefs", "juicefs")[0]
+    first = as_json(sample().rows, "slicefs", ["juicefs"])[0]
     assert first["values"] == {"slicefs": [10.0, 30.0, 20.0], "juicefs": [40.0, 120.0, 80.0]}
-    assert first["times_better"] == 4.0
+    assert first["times_better"] == {"juicefs": 4.0}
 
 
 def test_commands_are_filled_in_without_a_shell() -> None:
     ours = adjusted(SLICEFS, "python -m fsclient", "--compression none", "")
-    command = ours.command(ours.format, meta="redis://h/1", store="/a b")
-    assert command[:5] == ["python", "-m", "fsclient", "format", "redis://h/1"]
+    template = ours.format.replace("{place}", ours.place("file", store="'/a b'"))
+    command = ours.command(template, meta="redis://h/1", volume="one")
+    assert command[:6] == ["python", "-m", "fsclient", "format", "redis://h/1", "one"]
     assert "/a b/" in command
+    peer = RCLONE.format.replace("{place}", RCLONE.place("s3", endpoint="http://h:1"))
+    assert RCLONE.command(peer)[2].endswith(",endpoint='http://h:1':bench-rclone")
     assert command[-2:] == ["--compression", "none"]
     assert JUICEFS.command(JUICEFS.umount, mountpoint="/m")[1:] == ["umount", "/m"]
 
@@ -106,3 +125,52 @@ def test_the_command_line_chooses_systems_and_place(tmp_path: Path) -> None:
     assert [system.name for system in bench.chosen_systems(alone)] == ["juicefs"]
     ours = bench.parser().parse_args(["all", "--peer", "none"])
     assert [system.name for system in bench.chosen_systems(ours)] == ["slicefs"]
+
+
+def test_a_delay_is_refused_where_no_proxy_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--store", "rados", "--delay-ms", "1"], ["--downlink-mib", "9"]):
+        with pytest.raises(SystemExit):
+            bench.main(["bigfile", *words])
+        assert "--store s3 or radosgw" in capsys.readouterr().err
+
+
+def test_who_has_no_librados_goes_through_the_radosgw(tmp_path: Path) -> None:
+    server = S3(8000, ceph=tmp_path / "ceph.conf")
+    direct, through = (
+        Volume(system, tmp_path, "redis://h/1", server).place() for system in (SLICEFS, JUICEFS)
+    )
+    assert direct == f"--storage rados --bucket bench --store-option conf={tmp_path}/ceph.conf"
+    assert through == "--storage s3 --bucket http://127.0.0.1:8000/bench-juicefs"
+
+
+def test_a_narrow_downlink_takes_its_time(tmp_path: Path) -> None:
+    size, mib_s = 1 << 20, 4.0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1)
+                connection.sendall(bytes(size))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with (
+            delay.before(S3(server.getsockname()[1]), tmp_path, 0.0, 0.0, mib_s) as reached,
+            socket.create_connection(("127.0.0.1", reached.port), 30) as client_side,
+        ):
+            client_side.sendall(b"?")
+            begin = time.monotonic()
+            left = size
+            while left:
+                left -= len(client_side.recv(1 << 20))
+            took = time.monotonic() - begin
+        thread.join()
+    assert took > 0.9 * size / (mib_s * (1 << 20))
+
+
+def test_mapped_records_are_each_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    client.run("dataloop", "write", path, 1 << 20, 1 << 18)
+    (timing,) = client.run("dataloop", "mapped", path, 100 << 10, 99, 1)
+    assert (timing.ops, timing.bytes) == (10, 10 * 100 << 10)

@@ -92,6 +92,36 @@ def test_each_rule_fires(tmp_path: Path, path: str, body: str, expected: str) ->
     assert any(line.startswith(f"{path}:{expected}") for line in found), found
 
 
+SEMANTICS = "# Semantics\n\n## What holds, and when\n\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("- A. `meta/test_y.py::test_y`, `…::TestY::test_z`, `tests/meta/test_y.py`", None),
+        ("- A. `posix/test_x.py::test_x`", "5: doc-test: posix/test_x.py is not there"),
+        ("- A. `meta/test_y.py::test_x`", "5: doc-test: there is no test_x in tests/meta/test_y"),
+        ("- A. `meta/test_y.py::test_z`", "5: doc-test: there is no test_z in tests/meta/test_y"),
+        ("- A. `meta/test_y.py`,\n  `…::test_x`", "6: doc-test: there is no test_x in tests/meta"),
+        ("- A. `…y.py::test_y`", "5: doc-test: …y.py is not there"),
+        ("- A. `sim/loads/x.py`", "5: doc-test: sim/loads/x.py is not there"),
+        ("[a](notes.md) [b](../fsmeta) [c](#what-holds-and-when) [d](https://x/y#z)", None),
+        ("[a](none.md)", "5: doc-link: none.md is not there"),
+        ("[a](#what-holds)", "5: doc-link: #what-holds: there is no such heading"),
+        ("[a]\n\n[a]: notes.md#none", "7: doc-link: notes.md#none: there is no such heading"),
+    ],
+)
+def test_documents_name_what_is_there(tmp_path: Path, body: str, expected: str | None) -> None:
+    tests = DOC + "def test_y(): ...\nclass TestY:\n    'Z.'\n    def test_z(self): ...\n"
+    files = {"tests/meta/test_y.py": tests, "docs/SEMANTICS.md": SEMANTICS + body + "\n"}
+    found = report(tmp_path, {**CLEAN, **files})
+    if expected is None:
+        assert found == []
+    else:
+        (line,) = found
+        assert line.startswith(f"docs/SEMANTICS.md:{expected}")
+
+
 def test_a_module_needs_a_docstring(tmp_path: Path) -> None:
     found = report(tmp_path, {"fsmeta/x.py": "x = 1\n"})
     assert found == ["fsmeta/x.py:1: docstring: the module has no docstring"]

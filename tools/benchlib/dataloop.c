@@ -3,6 +3,7 @@
  *   dataloop write PATH BYTES IO            sequential writes of IO bytes, fsync, close
  *   dataloop read PATH IO                   sequential reads
  *   dataloop random PATH IO COUNT SEED      COUNT reads at random multiples of IO
+ *   dataloop mapped PATH IO COUNT SEED      COUNT records of IO bytes, mapped and in shuffled order
  *   dataloop drop PATH                      drop the kernel's pages of the file (nothing printed)
  *   dataloop writemany DIR THREADS COUNT BYTES
  *   dataloop readmany DIR THREADS COUNT BYTES SEED    in shuffled order, each file once
@@ -12,6 +13,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -116,6 +118,41 @@ static struct tally do_random(int id) {
     return (struct tally){count, count * io};
 }
 
+static void shuffle(long total) {
+    uint64_t state = (uint64_t)seed * 2 + 1;
+    order = calloc(total, sizeof *order);
+    if (!order) die("calloc", "");
+    for (long i = 0; i < total; i++) order[i] = i;
+    for (long i = total - 1; i > 0; i--) {
+        long other = (long)(next_random(&state) % (uint64_t)(i + 1));
+        long kept = order[i];
+        order[i] = order[other];
+        order[other] = kept;
+    }
+}
+
+/* As LMDB does when told not to read ahead: the kernel fetches the pages that are touched. */
+static struct tally do_mapped(int id) {
+    (void)id;
+    struct stat attributes;
+    char *copy = noise(io);
+    int fd = open(path, O_RDONLY);
+    if (fd < 0 || fstat(fd, &attributes)) die("open", path);
+    char *map = mmap(NULL, attributes.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) die("mmap", path);
+    if (madvise(map, attributes.st_size, MADV_RANDOM)) die("madvise", path);
+    long records = attributes.st_size / io;
+    if (count > records) count = records;
+    shuffle(records);
+    for (long i = 0; i < count; i++) {
+        memcpy(copy, map + order[i] * io, io);
+        check(copy, order[i] * io, path);
+    }
+    munmap(map, attributes.st_size);
+    close(fd);
+    return (struct tally){count, count * io};
+}
+
 static int do_drop(void) {
     int fd = open(path, O_RDONLY);
     if (fd < 0) die("open", path);
@@ -165,19 +202,6 @@ static void make_directories(void) {
     }
 }
 
-static void shuffle(void) {
-    uint64_t state = (uint64_t)seed * 2 + 1;
-    order = calloc(count, sizeof *order);
-    if (!order) die("calloc", "");
-    for (long i = 0; i < count; i++) order[i] = i;
-    for (long i = count - 1; i > 0; i--) {
-        long other = (long)(next_random(&state) % (uint64_t)(i + 1));
-        long kept = order[i];
-        order[i] = order[other];
-        order[other] = kept;
-    }
-}
-
 static long number(int argc, char **argv, int at) {
     if (at >= argc) {
         fprintf(stderr, "dataloop %s: too few arguments\n", argv[1]);
@@ -195,9 +219,9 @@ int main(int argc, char **argv) {
     } else if (!strcmp(command, "read")) {
         io = number(argc, argv, 3);
         run_phase(command, 1, do_read);
-    } else if (!strcmp(command, "random")) {
+    } else if (!strcmp(command, "random") || !strcmp(command, "mapped")) {
         io = number(argc, argv, 3), count = number(argc, argv, 4), seed = number(argc, argv, 5);
-        run_phase(command, 1, do_random);
+        run_phase(command, 1, command[0] == 'r' ? do_random : do_mapped);
     } else if (!strcmp(command, "drop")) {
         return do_drop();
     } else if (!strcmp(command, "writemany") || !strcmp(command, "readmany")) {
@@ -205,7 +229,7 @@ int main(int argc, char **argv) {
         bytes = number(argc, argv, 5);
         int writing = command[0] == 'w';
         if (writing) make_directories();
-        else seed = number(argc, argv, 6), shuffle();
+        else seed = number(argc, argv, 6), shuffle(count);
         run_phase(command, threads, writing ? do_writemany : do_readmany);
     } else {
         fprintf(stderr, "usage: see the head of dataloop.c\n");

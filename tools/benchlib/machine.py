@@ -27,7 +27,10 @@ def facts(systems: Sequence[System]) -> dict[str, object]:
         "load": os.getloadavg(),
         "commit": _output([*git, "describe", "--always", "--dirty"]),
         "redis": _output(["redis-server", "--version"]),
-        **{system.name: _output([*system.program, system.version]) for system in systems},
+        **{
+            system.name: _output([*system.program, system.version]).partition("\n")[0]
+            for system in systems
+        },
     }
 
 

@@ -1,7 +1,8 @@
-/* Metadata operations in a loop: metaloop ROOT THREADS COUNT own|shared PHASE...
+/* Metadata operations in a loop: metaloop ROOT THREADS COUNT own|shared[+N] PHASE...
  *
  * Each thread works on COUNT names, in a directory of its own or in one that all share. Phases run
- * in the order given; each prints `phase wall-ns operations 0`. A phase may be given twice. */
+ * in the order given; each prints `phase wall-ns operations 0`. A phase may be given twice.
+ * Programs that share a directory say `shared+N`, each with another N for its names. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -16,13 +17,15 @@ static const char *root;
 static int threads;
 static long count;
 static int shared;
+static int first;
 
 static void directory_of(char *path, int id) {
     snprintf(path, PATH_BYTES, "%s/%d", root, shared ? 0 : id);
 }
 
 static void name_of(char *path, int id, char kind, long number) {
-    snprintf(path, PATH_BYTES, "%s/%d/%c%d-%06ld", root, shared ? 0 : id, kind, id, number);
+    int whose = first + id;
+    snprintf(path, PATH_BYTES, "%s/%d/%c%d-%06ld", root, shared ? 0 : id, kind, whose, number);
 }
 
 static struct tally do_mkdir(int id) {
@@ -161,7 +164,8 @@ int main(int argc, char **argv) {
     root = argv[1];
     threads = atoi(argv[2]);
     count = atol(argv[3]);
-    shared = strcmp(argv[4], "shared") == 0;
+    shared = strncmp(argv[4], "shared", 6) == 0;
+    first = shared && argv[4][6] == '+' ? atoi(argv[4] + 7) : 0;
     make_directories();
     for (int i = 5; i < argc; i++) {
         size_t known = 0;

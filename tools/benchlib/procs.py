@@ -1,4 +1,4 @@
-"""The processes of one mount: which they are, what they cost, and how they end.
+"""The processes of one mount: which they are, what they cost, and how they end; and servers.
 
 A mount is started with a mark in its environment, which daemons inherit however they fork or exec.
 So processes are found without knowing anything about the system measured, and nothing else is ever
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MARK = "SLICEFS_BENCH_MOUNT"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 POLL_S = 0.02
+STOP_S = 20.0  # for a server to end
 
 
 def marked(mark: str) -> list[int]:
@@ -75,6 +78,33 @@ def end(mark: str, patience_s: float) -> list[int]:
         if wait_until(lambda: not marked(mark), 5):
             break
     return stubborn
+
+
+def listens(port: int) -> bool:
+    """Whether somebody answers on a loopback port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def serving(command: Sequence[str], port: int, log: Path, start_s: float) -> Iterator[None]:
+    """Run a server until it listens on `port`, and end it at the end, whatever happens."""
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        up = wait_until(lambda: listens(port) or server.poll() is not None, start_s)
+        if not up or server.poll() is not None:
+            raise RuntimeError(f"{command[0]} does not answer on port {port}; see {log}")
+        yield
+    finally:
+        server.terminate()
+        try:
+            server.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 def _read(path: Path) -> bytes:

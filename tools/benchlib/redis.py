@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.benchlib import procs
 
 START_S = 10.0
-STOP_S = 10.0
+FORGET_PINGS = 500  # the n-th drops 100 n keys: a table of ten millions
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,43 @@ class Redis:
 
     def used_memory_bytes(self) -> int:
         """Bytes that Redis has allocated."""
-        return parse_used_memory(self.ask("info", "memory"))
+        return parse_info(self.ask("info", "memory"), "used_memory")
+
+    def cpu_seconds(self) -> float:
+        """Processor time that Redis has used."""
+        info = dict(
+            line.split(":", 1) for line in self.ask("info", "cpu").splitlines() if ":" in line
+        )
+        return float(info["used_cpu_sys"]) + float(info["used_cpu_user"])
+
+    def forget_tracking(self) -> None:
+        """Empty the table of which client has read which key; it outlives the clients.
+
+        Redis drops some keys with each command, ever more, while the table is larger than it may be
+        and somebody tracks.
+        """
+        (limit,) = self.ask("config", "get", "tracking-table-max-keys").splitlines()[1:]
+        shrink = ["client tracking on", "config set tracking-table-max-keys 1"]
+        script = "\n".join([*shrink, *["ping"] * FORGET_PINGS, "info stats"])
+        if parse_info(self._script(script), "tracking_total_keys") > 1:
+            raise RuntimeError("Redis does not forget who has read its keys")
+        self.ask("config", "set", "tracking-table-max-keys", limit)
+
+    def _script(self, lines: str) -> str:
+        """What redis-cli prints for many commands on one connection."""
+        command = ["redis-cli", "-p", str(self.port)]
+        done = subprocess.run(
+            command, input=lines, capture_output=True, text=True, check=True, timeout=120
+        )
+        return done.stdout
 
 
-def parse_used_memory(info: str) -> int:
-    """`used_memory` of INFO MEMORY."""
+def parse_info(info: str, name: str) -> int:
+    """The number `name` of a section of INFO."""
     for line in info.splitlines():
-        if line.startswith("used_memory:"):
+        if line.startswith(f"{name}:"):
             return int(line.partition(":")[2])
-    raise ValueError("INFO MEMORY has no used_memory")
+    raise ValueError(f"INFO has no {name}")
 
 
 @contextmanager
@@ -47,28 +75,6 @@ def running(log: Path) -> Iterator[Redis]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            ["redis-server", *options, "--dir", str(log.parent)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        if not procs.wait_until(lambda: _listens(port) or server.poll() is not None, START_S):
-            raise RuntimeError(f"redis-server does not answer on port {port}; see {log}")
-        if server.poll() is not None:
-            raise RuntimeError(f"redis-server ended:\n{log.read_text()}")
+    command = ["redis-server", *options, "--dir", str(log.parent)]
+    with procs.serving(command, port, log, START_S):
         yield Redis(port)
-    finally:
-        server.terminate()
-        try:
-            server.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

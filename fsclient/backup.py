@@ -1,0 +1,288 @@
+"""Backups of the metadata in the volume's own object store: made, listed, read, let go.
+
+    meta/<time>-<session>/<part>    a dump (`fsmeta.dump`) in parts, as objects of the usual format
+    meta/<time>-<session>/end       JSON: how many parts; without it the others count for nothing
+
+Those of an encrypted volume are encrypted with its key, which is in `end` as it is in the settings:
+wrapped.
+
+Called by `Background`, whose leading client makes them, and by `slicefs restore-meta`.
+Threading: one thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fsdata.codec import decode, encode
+from fsdata.objects import ObjectStore
+from fsdata.units import Cipher
+from fsmeta.dump import dump
+from fsmeta.engine import Meta
+from fsmeta.errors import ConfigError, ObjectMissing, StoreError
+from fsmeta.runtime import Event, Runtime
+from fsmeta.types import SliceId
+from fsmeta.volume import VolumeFormat
+
+if TYPE_CHECKING:
+    from fsdata.seal import Sealer
+
+log = logging.getLogger(__name__)
+
+PREFIX: Final = "meta"
+PART_BYTES: Final = 4 << 20
+LOOK_EVERY_S: Final = 60.0
+RETRY_S: Final = 600.0  # after one that failed
+END: Final = "end"
+_NAME: Final = re.compile(r"meta/(\d{8}T\d{6}Z)-([0-9a-f]+)/(\d{6}|end)")
+_TIME: Final = "%Y%m%dT%H%M%SZ"
+_DAY_S: Final = 86_400
+_WEEK_S: Final = 7 * _DAY_S
+_MONTH_S: Final = 30 * _DAY_S
+
+
+class Backup(NamedTuple):
+    """One backup in the object store."""
+
+    time_s: int  # when it was begun, Unix time
+    prefix: str
+    keys: list[str]
+    complete: bool
+
+    @property
+    def name(self) -> str:
+        """When it was begun, as users write it."""
+        return _text_of(self.time_s)
+
+
+def kept(times_s: Iterable[int], now_s: float) -> set[int]:
+    """Which of the backups made at these times stay: all of two days, then one a day for two weeks,
+    one a week for two months, one a month after that; the newest whatever its age."""
+    stay: set[int] = set()
+    slots: set[tuple[int, int]] = set()
+    for at in sorted(times_s, reverse=True):  # the newest of each slot
+        age = now_s - at
+        if age <= 2 * _DAY_S:
+            stay.add(at)
+            continue
+        unit = _DAY_S if age <= 2 * _WEEK_S else _WEEK_S if age <= 2 * _MONTH_S else _MONTH_S
+        if (unit, at // unit) not in slots or not stay:
+            slots.add((unit, at // unit))
+            stay.add(at)
+    return stay
+
+
+def backups(objects: ObjectStore) -> list[Backup]:
+    """What is there, the oldest first."""
+    found: dict[str, Backup] = {}
+    for info in objects.list(f"{PREFIX}/"):
+        match = _NAME.fullmatch(info.key)
+        if match is None:
+            continue
+        prefix = info.key.rpartition("/")[0]
+        before = found.get(prefix) or Backup(_time_of(match[1]), prefix, [], False)
+        found[prefix] = before._replace(
+            keys=[*before.keys, info.key], complete=before.complete or match[3] == END
+        )
+    return sorted(found.values())
+
+
+def _text_of(time_s: int) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime(_TIME)
+
+
+def _time_of(text: str) -> int:
+    return int(datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp())
+
+
+def _place(time_s: int) -> SliceId:
+    """What a backup's parts are sealed as: a slice that no volume has."""
+    return SliceId(1 << 63 | time_s)
+
+
+class _Parts:
+    """A sink that makes an object of every PART_BYTES."""
+
+    def __init__(
+        self, objects: ObjectStore, prefix: str, time_s: int, sealer: Sealer | None
+    ) -> None:
+        self._objects = objects
+        self._prefix = prefix
+        self._place = _place(time_s)
+        self._sealer = sealer
+        self._buffer = bytearray()
+        self.keys: list[str] = []
+
+    def write(self, data: bytes) -> None:
+        """More of the dump."""
+        self._buffer += data
+        while len(self._buffer) >= PART_BYTES:
+            self._put(bytes(self._buffer[:PART_BYTES]))
+            del self._buffer[:PART_BYTES]
+
+    def end(self, settings: VolumeFormat) -> None:
+        """There is no more: from now on the backup counts."""
+        if self._buffer:
+            self._put(bytes(self._buffer))
+        self._objects.sync(self.keys)
+        end = f"{self._prefix}/{END}"
+        about: dict[str, object] = {"parts": len(self.keys)}
+        if self._sealer is not None:
+            about |= {"uuid": settings.uuid, "encryption": settings.encryption}
+        self._objects.put(end, encode([json.dumps(about).encode()]))
+        self._objects.sync([end])
+
+    def _put(self, part: bytes) -> None:
+        number = len(self.keys)
+        key = f"{self._prefix}/{number:06d}"
+        lock = None if self._sealer is None else self._sealer.fresh(self._place, number)
+        self._objects.put(key, encode([part], lock=lock))
+        self.keys.append(key)
+
+
+class BackupSource:
+    """A backup as `fsmeta.dump.load` reads it. Raises: ConfigError where it is not whole."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        backup: Backup,
+        unseal: Callable[[str, dict[str, str]], Sealer | None] | None = None,
+    ) -> None:
+        """`unseal` is told uuid and wrapped key of an encrypted volume."""
+        self._objects = objects
+        self._prefix = backup.prefix
+        self._place = _place(backup.time_s)
+        self._sealer: Sealer | None = None
+        try:
+            about = json.loads(self._get(END))
+            self._parts = int(about["parts"])
+            sealed = about.get("encryption")
+            if sealed is not None and unseal is not None:
+                self._sealer = unseal(about["uuid"], sealed)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"the backup {backup.name} is damaged: {error}") from error
+        self._next = 0
+        self._buffer = b""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end."""
+        if not self._buffer and self._next < self._parts:
+            sealer, number = self._sealer, self._next
+            opener = None if sealer is None else partial(sealer.cipher, self._place, number)
+            self._buffer = self._get(f"{number:06d}", opener)
+            self._next += 1
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data
+
+    def _get(self, name: str, opener: Callable[[bytes], Cipher] | None = None) -> bytes:
+        key = f"{self._prefix}/{name}"
+        try:
+            return bytes(decode(self._objects.get(key), opener))
+        except ObjectMissing as error:
+            raise ConfigError(f"the backup lacks {key}: choose another with --at") from error
+
+
+def make_backup(
+    meta: Meta, objects: ObjectStore, now_s: float, sealer: Sealer | None = None
+) -> Backup:
+    """Dump the metadata as it is now. Raises: StoreError, OSError, ConfigError."""
+    assert meta.session is not None
+    prefix = f"{PREFIX}/{_text_of(int(now_s))}-{meta.session.id:x}"
+    parts = _Parts(objects, prefix, int(now_s), sealer)
+    try:
+        dump(meta.store, parts)
+        parts.end(meta.format)
+    except BaseException:
+        with suppress(OSError, StoreError):  # else whoever tidies up does it in two days
+            _remove(objects, parts.keys)
+        raise
+    return Backup(int(now_s), prefix, [*parts.keys, f"{prefix}/{END}"], True)
+
+
+def _remove(objects: ObjectStore, keys: list[str]) -> None:
+    for key in sorted(keys, reverse=True):  # `end` first: half a backup counts for nothing
+        objects.delete(key)
+
+
+class Backups:
+    """Makes a backup whenever the last one is old, if we lead."""
+
+    def __init__(
+        self,
+        meta: Meta,
+        objects: ObjectStore,
+        runtime: Runtime,
+        every_s: float,
+        sealer: Sealer | None = None,
+    ) -> None:
+        self._meta = meta
+        self._sealer = sealer
+        self._objects = objects
+        self._runtime = runtime
+        self._every_s = every_s
+        self._due = runtime.monotonic() + every_s
+        self.made = 0
+        self.failed = 0
+
+    def run(self, stop: Event) -> None:
+        """The life of the backup thread."""
+        while not stop.wait(min(LOOK_EVERY_S, self._every_s)):
+            self.turn()
+
+    def turn(self) -> None:
+        """Make a backup if one is due, and let old ones go."""
+        if self._runtime.monotonic() < self._due:
+            return
+        self._due = self._runtime.monotonic() + min(RETRY_S, self._every_s)
+        try:
+            leader, session = self._meta.deletion.leader(), self._meta.session
+            if leader is None or session is None or leader.id != session.id:
+                return
+            now_s = self._runtime.now_ns() / 1e9
+            there = backups(self._objects)
+            last = max((each.time_s for each in there if each.complete), default=0)
+            if now_s - last >= self._every_s:
+                made = make_backup(self._meta, self._objects, now_s, self._sealer)
+                self.made += 1
+                there.append(made)
+                last = made.time_s
+            self._let_go(there, now_s)
+            self._due = self._runtime.monotonic() + max(1.0, last + self._every_s - now_s)
+        except (StoreError, OSError, ConfigError) as error:
+            self.failed += 1
+            log.warning("backup of the metadata failed, to be tried again: %s", error)
+
+    def _let_go(self, there: list[Backup], now_s: float) -> None:
+        stay = kept((each.time_s for each in there if each.complete), now_s)
+        for each in there:
+            abandoned = not each.complete and now_s - each.time_s > 2 * _DAY_S
+            if abandoned or (each.complete and each.time_s not in stay):
+                _remove(self._objects, each.keys)
+
+
+def chosen(there: list[Backup], at: str) -> Backup:
+    """The backup that `at` means: `latest`, or the last one begun until that time.
+
+    Raises: ConfigError.
+    """
+    complete = [each for each in there if each.complete]
+    if not complete:
+        raise ConfigError("there is no backup of the metadata in this object store")
+    if at == "latest":
+        return complete[-1]
+    try:
+        limit = _time_of(at)
+    except ValueError as error:
+        raise ConfigError(f"--at {at}: write it like {complete[-1].name}, or `latest`") from error
+    before = [each for each in complete if each.time_s <= limit]
+    if not before:
+        raise ConfigError(f"--at {at}: the oldest backup is {complete[0].name}")
+    return before[-1]

@@ -1,0 +1,41 @@
+"""Which opens go past the kernel's pages, so that every read(2) and write(2) comes to us.
+
+Appends do, to stay in one piece. With `--direct-writes` so do files that are written from their
+begin, because copying what is written into pages takes as long as taking it does. The kernel drops
+the pages of a range before it sends a direct write, so whoever has pages could put old ones back.
+Therefore only who has a file for himself begins with it, all others that open the file meanwhile
+go past the pages, too, and what maps and sendfile(2) have made of it is dropped: after each
+write, which is late by a moment, and by the first open that uses pages again.
+
+Called by `FileIO`; any thread.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fsclient.open_files import FileHandle, OpenFiles
+
+
+class DirectIO:
+    """Decides for a mount."""
+
+    def __init__(self, files: OpenFiles) -> None:
+        self._files = files
+        self.writes = False  # `--direct-writes`; set before anybody is told that it is mounted
+
+    def created(self, handle: FileHandle, flags: int) -> bool:
+        """Whether the handle of a file just made is direct."""
+        return self.opened(handle, flags | os.O_TRUNC)
+
+    def opened(self, handle: FileHandle, flags: int) -> bool:
+        """Whether a new handle is direct; `flags` are those of open(2)."""
+        if flags & (os.O_ACCMODE | os.O_APPEND) == os.O_WRONLY | os.O_APPEND:
+            # Through its pages the kernel cuts a write(2) at the first that it does not hold. Who
+            # can only append has no use for them; mapping a file needs permission to read.
+            return True
+        if not self.writes:
+            return False
+        return self._files.enter_direct(
+            handle, begins=flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_WRONLY | os.O_TRUNC
+        )

@@ -1,0 +1,116 @@
+"""What a client that is unmounting tells whoever waits for its end.
+
+Its files can't be asked any more. What it has yet to store is its name in /proc/PID/comm, which
+`ps` and `top` show, too: `left 12345678`, in bytes. `slicefs umount` waits as long as it changes.
+
+How it ended is in a file without a name that it has open from the beginning: who opens that in
+/proc/PID/fd before the end can read it behind the end, and nothing is left on any disk. It is as
+private as the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from fsmeta.runtime import Runtime
+
+EVERY_S: Final = 0.5
+_WORD: Final = b"left "
+_FILE: Final = "slicefs-end"
+_FILE_BYTES_MAX: Final = 1 << 16
+_MOST: Final = 10**10 - 1  # the kernel keeps 15 bytes of a name
+
+
+@contextmanager
+def telling(runtime: Runtime, left: Callable[[], int]) -> Iterator[None]:
+    """Tell `left()` while the body runs."""
+    done = runtime.event()
+
+    def tell() -> None:
+        while True:
+            _show(left())
+            if done.wait(EVERY_S):
+                return
+
+    thread = runtime.spawn("leaving", tell)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _show(count: int) -> None:
+    try:
+        with open("/proc/self/comm", "wb") as name:
+            name.write(_WORD + b"%d" % min(count, _MOST))
+    except OSError:
+        pass  # no /proc: whoever waits does so without a number
+
+
+def left_by(pid: int) -> int | None:
+    """Bytes that a client has yet to store; None where it does not say."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as name:
+            said = name.read().strip()
+    except OSError:
+        return None
+    number = said.removeprefix(_WORD)
+    return int(number) if said.startswith(_WORD) and number.isdigit() else None
+
+
+class Parting(NamedTuple):
+    """How a client has ended, as far as it came to say so."""
+
+    log: str  # where its log is
+    ended: bool  # it has done all that it does at its end
+    lost: dict[str, Any] | None  # see `Lost`: what it could not store
+
+
+class Testament:
+    """The file in which a client says how it ended. Made by who serves, before it serves."""
+
+    def __init__(self, log: str) -> None:
+        """`log`: where the log is."""
+        self._log = log
+        try:
+            self._fd = os.memfd_create(_FILE)
+        except OSError:  # forbidden here: who unmounts is told nothing, as by an older client
+            self._fd = -1
+        self._write(Parting(log, False, None))
+
+    def end(self, lost: dict[str, Any] | None) -> None:
+        """All is done; what could not be stored."""
+        self._write(Parting(self._log, True, lost))
+
+    def _write(self, parting: Parting) -> None:
+        if self._fd < 0:
+            return
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps(parting._asdict()).encode(), 0)
+
+
+def open_testament(pid: int) -> int | None:
+    """A descriptor of a client's `Testament`; None where it has none, or we may not see it."""
+    place = f"/proc/{pid}/fd"
+    try:
+        for each in os.listdir(place):
+            path = os.path.join(place, each)
+            if os.readlink(path).startswith(f"/memfd:{_FILE} "):
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        pass  # it is gone, or another user's
+    return None
+
+
+def read_testament(fd: int) -> Parting | None:
+    """What a client has said so far; None where that is nothing we understand."""
+    try:
+        said = json.loads(os.pread(fd, _FILE_BYTES_MAX, 0))
+        return Parting(said["log"], said["ended"], said["lost"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,58 @@
+"""What commands ask a mount through xattrs of its own: `user.slicefs.…`, not stored and not listed.
+
+Called by the VFS, whose other xattrs are the metadata's. Each question has a room of its own.
+
+Threading: any method from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from fsclient import snapshot_view
+from fsclient.cloner import CLONE_XATTR, Cloner
+from fsclient.describe import describe, page_of
+from fsclient.durable import DURABLE_XATTR, ask_durable
+from fsclient.file_io import FileIO
+from fsclient.filesystem import REMOUNTED_XATTR
+from fsclient.warmer import WARM_XATTR, Warmer
+from fsclient.writeback import WriteBack
+from fsmeta.engine import Meta
+from fsmeta.types import Caller, Ino
+
+OWN_XATTRS: Final = b"user.slicefs."
+
+
+class Questions:
+    """Who answers which."""
+
+    def __init__(self, meta: Meta, io: FileIO, cloner: Cloner) -> None:
+        self._meta = meta
+        self._io = io
+        self._cloner = cloner
+        self.warmer: Warmer | None = None  # set before anything is served
+        self.on_remount: Callable[[], object] = bool  # the kernel's flags of the mount have changed
+
+    def answer(
+        self, caller: Caller, ino: Ino, name: bytes, durable: WriteBack | None
+    ) -> bytes | None:
+        """What is asked with `name`; None where that is an attribute of the file.
+
+        Raises: as the one who answers.
+        """
+        if not name.startswith(OWN_XATTRS):
+            return None
+        if name.startswith(CLONE_XATTR):
+            return self._cloner.tell(name)
+        if name.startswith(DURABLE_XATTR):
+            return ask_durable(self._meta, self._io, durable, ino, name)
+        if name.startswith(WARM_XATTR) and self.warmer is not None:
+            return self.warmer.answer(caller, ino, name)
+        if name == snapshot_view.SNAPSHOT_XATTR:
+            return snapshot_view.describe(self._meta, ino)
+        if name == REMOUNTED_XATTR:
+            self.on_remount()
+            return b""
+        page = page_of(name)
+        return None if page is None else describe(self._meta, self._meta.getattr(caller, ino), page)

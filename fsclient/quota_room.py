@@ -1,0 +1,53 @@
+"""write(2) refuses early what a quota would refuse at the commit.
+
+It never refuses what the commit would take: growth is judged by the smaller of two estimates, and a
+refusal asks the store anew first. What it lets pass too much, the commit refuses.
+
+Threading: any method from any thread; entries are replaced whole.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from fsclient.open_files import OpenFile
+from fsmeta.engine import Meta
+from fsmeta.runtime import Runtime
+from fsmeta.types import ROOT_CALLER, Ino
+
+ROOM_TTL_S: Final = 1.0  # how old what is known of a quota may be when a write is let pass
+ROOMS_MAX: Final = 10_000  # owners and directories; then all are asked for anew
+_Place = tuple[Ino, int, int]  # files of one directory and owner have the same quotas
+
+
+class QuotaRoom:
+    """How much quotas leave, by where files are and whose they are."""
+
+    def __init__(self, meta: Meta, runtime: Runtime) -> None:
+        self._meta = meta
+        self._clock = runtime.monotonic
+        self._rooms: dict[_Place, tuple[float, int | None]] = {}  # until when, how much
+
+    def require(self, file: OpenFile, offset: int, size: int) -> None:
+        """Raises: EDQUOT where `size` bytes more at `offset` can't be committed."""
+        writer = file.writer
+        pending, length = (writer.pending_bytes, writer.length) if writer is not None else (0, 0)
+        growth = min(pending + size, max(offset + size, length) - file.length)
+        if growth <= 0:
+            return
+        attr = self._meta.getattr(ROOT_CALLER, file.ino)
+        place = attr.parent or file.ino, attr.uid, attr.gid
+        now = self._clock()
+        until, room = self._rooms.get(place, (0.0, None))
+        if now >= until or (room is not None and growth > room):
+            room = self._ask(file, place)
+        if room is not None and growth > room:
+            raise OSError(errno.EDQUOT, "a quota is full")
+
+    def _ask(self, file: OpenFile, place: _Place) -> int | None:
+        room = self._meta.free_space(file.ino)
+        if len(self._rooms) >= ROOMS_MAX:
+            self._rooms.clear()
+        self._rooms[place] = self._clock() + ROOM_TTL_S, room
+        return room

@@ -1,0 +1,113 @@
+"""The verbs of `Meta` for background work: who leads it, and what is to be deleted.
+
+Called by fsclient's `leader`, `background` and `backup`, and by tests, as `meta.deletion`.
+Threading: any method from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from fsmeta import schema
+from fsmeta.ops import reclaim
+from fsmeta.ops import session as sessions
+from fsmeta.schema_sessions import SessionRecord
+from fsmeta.store import Page
+from fsmeta.transact import Transactor, Txn
+from fsmeta.types import Ino, SessionId, SliceId
+
+_PURGE_BATCH: Final = 100  # inodes a commit; their rows are read in one request
+
+
+class DeletionVerbs:
+    """See the module."""
+
+    def __init__(self, run: Transactor, session: Callable[[], SessionRecord | None]) -> None:
+        self._run = run
+        self._session = session
+
+    def _sid(self) -> SessionId:
+        session = self._session()
+        assert session is not None
+        return session.id
+
+    def take_lead(self, believed_dead: SessionId | None = None) -> bool:
+        """Lead the background work, unless somebody alive does."""
+        sid = self._sid()
+        return self._run.run(lambda txn: reclaim.take_lead(txn, sid, believed_dead))
+
+    def leader(self, guess: SessionId | None = None) -> SessionRecord | None:
+        """The session that does the background work, as far as it is alive."""
+        return self._run.view(lambda txn: reclaim.leader(txn, guess))
+
+    def next_round(self) -> int | None:
+        """Ask for a new deletion round; None where we no longer lead."""
+        sid = self._sid()
+        return self._run.run(lambda txn: reclaim.next_round(txn, sid))
+
+    def lineage(self) -> bytes:
+        """A name for the past of the store; another one where it may have gone back."""
+        return self._run.view(lambda _txn: self._run.store.history.lineage())
+
+    def orphans(self, at_most: int) -> list[Ino]:
+        """Inodes without names that wait to be purged."""
+        entries = fields_of(self._run, schema.ORPHANS, at_most)
+        return [Ino(schema.id_of(field)) for field, _ in entries]
+
+    def dead_slices(self, at_most: int) -> dict[bytes, list[tuple[SliceId, int]]]:
+        """Slices that chunks have dropped, (id, size), by field of X."""
+        entries = fields_of(self._run, schema.DEAD_SLICES, at_most)
+        return {field: schema.unpack_dead(field, value) for field, value in entries}
+
+    def held_orphans(self, among: Iterable[SessionId]) -> set[Ino]:
+        """Orphans that one of these sessions holds open."""
+        return self._run.view(partial(_held, sids=list(among)))
+
+    def hold_orphans(self, opened: Iterable[Ino]) -> list[Ino]:
+        """Those of `opened` that have lost their last name; others now know that we hold them."""
+        sid, inos = self._sid(), list(opened)
+        return self._run.run(lambda txn: sessions.hold_orphans(txn, sid, inos))
+
+    def release_orphans(self, inos: Sequence[Ino]) -> None:
+        """These orphans are open here no more."""
+        sid = self._sid()
+        self._run.run(lambda txn: sessions.release_orphans(txn, sid, inos))
+
+    def purge(self, inos: Sequence[Ino]) -> None:
+        """Remove orphans for good; the caller has made sure that nobody holds them."""
+        for begin in range(0, len(inos), _PURGE_BATCH):
+            batch = inos[begin : begin + _PURGE_BATCH]
+            while self._run.run(partial(reclaim.purge, inos=batch)):
+                pass
+
+    def last_uses(self, number: int, noted: reclaim.Drops) -> reclaim.LastUses | None:
+        """Which of these dropped slices nobody uses now; None where round `number` is not ours."""
+        sid = self._sid()
+        return self._run.view(lambda txn: reclaim.last_uses(txn, sid, number, noted))
+
+    def forget_dead(self, noted: reclaim.Drops, shared: Sequence[SliceId] = ()) -> None:
+        """These drops are dealt with, see `reclaim.forget_dead`."""
+        self._run.run(lambda txn: reclaim.forget_dead(txn, noted, shared))
+
+
+def _held(txn: Txn, sids: list[SessionId]) -> set[Ino]:
+    return sessions.held_orphans(txn, sids)
+
+
+def fields_of(run: Transactor, row: bytes, at_most: int) -> Iterator[tuple[bytes, bytes]]:
+    """About `at_most` fields of a large row, each once."""
+    cursor: bytes | None = b""
+    seen: set[bytes] = set()
+    while cursor is not None and len(seen) < at_most:
+        page = _page(run, row, cursor)
+        for field, value in page.items:
+            if field not in seen:
+                seen.add(field)
+                yield field, value
+        cursor = page.cursor
+
+
+def _page(run: Transactor, row: bytes, cursor: bytes) -> Page:
+    return run.view(lambda _txn: run.store.scan(row, cursor))

@@ -1,0 +1,289 @@
+"""Clones of trees: new inodes that list the same slices, built out of sight and then given a name.
+
+The root of a clone that is being built has no name, and TRASH_INO above it, so that it is in no
+directory's usage; table K says which session builds it. Each
+step checks that, so a builder that others took for dead adds nothing to what is being removed.
+Everything below the root is a tree like any other and counts against the limits. A clone that
+becomes a snapshot has sealed inodes (`sealed`), which keep all times of their sources and count for
+the volume alone.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from fsmeta import access, quota, schema
+from fsmeta.ops import ranges
+from fsmeta.ops.collect import share
+from fsmeta.ops.inode import Env, get_attr, get_place, put_attr, put_dentry, require, touch_dir
+from fsmeta.ops.link import add_name
+from fsmeta.ops.remove import drop_root
+from fsmeta.schema_packing import is_open_segment
+from fsmeta.sealed import is_sealed
+from fsmeta.store import COMMIT_OPS_MAX
+from fsmeta.transact import Txn
+from fsmeta.trash import TRASH_INO
+from fsmeta.types import FLAGS_INHERITED, Attr, FileType, Ino, SessionId, SliceId, SliceKind
+
+CHILDREN_MAX: Final = 300  # of one step: their rows come in one request
+_OPS_ENOUGH: Final = COMMIT_OPS_MAX // 2  # of one commit; what is left of the step comes later
+NOBODY: Final = schema.pack_u64(0)  # a builder that is no session, so has ended
+_SLICES_INLINE: Final = 500  # of one file; one with more is filled by copy_file_range
+
+
+class Building(NamedTuple):
+    """A clone that is being built: its root, who builds it, and whose it will be."""
+
+    root: Ino
+    session: SessionId
+    owner: tuple[int, int] | None  # uid and gid; None: everything keeps its own
+
+
+class Child(NamedTuple):
+    """A name to be cloned, and the number that its clone gets."""
+
+    name: bytes
+    source: Ino
+    ino: Ino
+
+
+class Cloned(NamedTuple):
+    """A child that was cloned: `attr` is the source's."""
+
+    child: Child
+    attr: Attr
+    filled: bool  # False: it has no content yet
+
+
+def begin(txn: Txn, env: Env, building: Building, source: Ino) -> Attr:
+    """Make the root of a clone of the directory `source`. Raises: ENOTDIR, EACCES, ESTALE."""
+    fields = txn.get_row(schema.inode_row(source))
+    attr = _attr(txn, source, fields)
+    if attr is None:
+        raise OSError(errno.ESTALE, f"inode {source} is gone")
+    if not attr.is_dir:
+        raise OSError(errno.ENOTDIR, "no directory")
+    _require_readable(txn, env, attr)
+    root = _copy(txn, env, building, Child(b"", source, building.root), TRASH_INO, attr, fields)
+    txn.put(schema.CLONES, schema.pack_u64(building.root), schema.pack_u64(building.session))
+    quota.charge(txn, env, root, space=0, inodes=1)
+    return attr
+
+
+def _attr(txn: Txn, ino: Ino, fields: dict[bytes, bytes]) -> Attr | None:
+    """The attributes in a row; the commit checks them."""
+    a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
+    row = schema.inode_row(ino)
+    txn.expect(row, schema.ATTR_FIELD, a)
+    txn.expect(row, schema.VOLATILE_FIELD, v)
+    return schema.unpack_inode(ino, a, v) if a and v else None
+
+
+def _require_readable(txn: Txn, env: Env, attr: Attr) -> None:
+    """Raises: EACCES."""
+    if attr.is_dir:
+        require(txn, env, attr, access.READ | access.EXECUTE)
+    elif attr.type is FileType.REG:
+        require(txn, env, attr, access.READ)
+
+
+def require_building(txn: Txn, building: Building) -> None:
+    """Raises: ECANCELED where somebody is removing what we build."""
+    session = txn.get(schema.CLONES, schema.pack_u64(building.root))
+    if session != schema.pack_u64(building.session):
+        raise OSError(errno.ECANCELED, "the clone was taken for abandoned")
+
+
+def _copy(
+    txn: Txn,
+    env: Env,
+    building: Building,
+    child: Child,
+    parent: Ino,
+    attr: Attr,
+    fields: dict[bytes, bytes],
+) -> Attr:
+    """Write a clone's own records: attributes with ACLs, symlink target, extended attributes.
+
+    What is immutable or append-only has a clone that is not, as another copy would be.
+    """
+    new = attr._replace(
+        ino=child.ino, parent=parent, nlink=2 if attr.is_dir else 1,
+        flags=attr.flags & FLAGS_INHERITED, mark=0,
+    )  # fmt: skip
+    if not is_sealed(child.ino):
+        new = new._replace(ctime_ns=env.now_ns, btime_ns=env.now_ns, mark=env.born)
+    if building.owner is not None and building.owner != (attr.uid, attr.gid):
+        uid, gid = building.owner
+        mode = attr.mode if attr.is_dir else attr.mode & ~0o6000
+        new = new._replace(uid=uid, gid=gid, mode=mode)
+    row = schema.inode_row(child.ino)
+    txn.require_empty(row)
+    put_attr(txn, new)
+    for field, value in fields.items():
+        if field[:1] == b"x" or field == schema.LINK_FIELD:
+            txn.put(row, field, value)
+    return new
+
+
+def children(
+    txn: Txn, env: Env, building: Building, parent: Ino, wanted: Sequence[Child]
+) -> tuple[int, list[Cloned]]:
+    """Clone the first of `wanted` into the directory `parent` of the clone: how many of them one
+    commit takes, and what was cloned, for of some the source is gone.
+
+    Raises: ECANCELED, EACCES, ENOSPC, EDQUOT.
+    """
+    require_building(txn, building)
+    done: list[Cloned] = []
+    uses: dict[SliceId, int] = {}
+    made: list[Attr] = []
+    rows = txn.get_rows([schema.inode_row(each.source) for each in wanted])
+    taken = 0
+    for child, fields in zip(wanted, rows, strict=True):
+        if len(txn.reads) + len(txn.writes) + len(uses) > _OPS_ENOUGH:
+            break
+        taken += 1
+        attr = _attr(txn, child.source, fields)
+        if attr is None:
+            continue
+        _require_readable(txn, env, attr)
+        listed = _listed(attr, fields)
+        filled = sum(map(len, listed.values())) <= _SLICES_INLINE
+        kept = attr if filled else attr._replace(size=0, used=0)
+        made.append(_copy(txn, env, building, child, parent, kept, fields))
+        if filled:
+            _share(txn, child, listed, fields, uses)
+        put_dentry(txn, parent, child.name, attr.type, child.ino)
+        done.append(Cloned(child, attr, filled))
+    share(txn, uses)
+    directories = sum(each.is_dir for each in made)
+    if directories:
+        row = schema.inode_row(parent)
+        txn.merge(row, schema.VOLATILE_FIELD, schema.nlink_parts(directories))
+    _charge(txn, env, made)
+    return taken, done
+
+
+def _charge(txn: Txn, env: Env, made: Sequence[Attr]) -> None:
+    """Charge inodes of one directory: once for each owner, for all of them together."""
+    by_owner: dict[tuple[int, int], list[Attr]] = {}
+    for each in made:
+        by_owner.setdefault((each.uid, each.gid), []).append(each)
+    for inodes in by_owner.values():
+        space = sum(each.space for each in inodes)
+        quota.charge(txn, env, inodes[0], space=space, inodes=len(inodes))
+
+
+def _listed(attr: Attr, fields: dict[bytes, bytes]) -> dict[bytes, set[SliceId]]:
+    """Which slices each chunk of a file uses."""
+    return {
+        field: {
+            each.id
+            for each in schema.unpack_slices(attr.ino, schema.id_of(field), value)
+            if each.kind is not SliceKind.HOLE
+        }
+        for field, value in fields.items()
+        if field[:1] == b"c"
+    }
+
+
+def _share(
+    txn: Txn,
+    child: Child,
+    listed: dict[bytes, set[SliceId]],
+    fields: dict[bytes, bytes],
+    uses: dict[SliceId, int],
+) -> None:
+    """Let the clone of a file list what its source lists."""
+    for field, ids in listed.items():
+        txn.expect(schema.inode_row(child.source), field, fields[field])
+        txn.put(schema.inode_row(child.ino), field, fields[field])
+        for sid in ids:
+            uses[sid] = uses.get(sid, 0) + 1
+
+
+def link_child(txn: Txn, env: Env, building: Building, parent: Ino, name: bytes, ino: Ino) -> None:
+    """One more name in the clone for what has one in it already. Raises: ECANCELED, EMLINK."""
+    require_building(txn, building)
+    attr = get_attr(txn, ino)
+    linked = add_name(txn, env, attr, parent)
+    put_attr(txn, linked if is_sealed(ino) else linked._replace(ctime_ns=env.now_ns))
+    put_dentry(txn, parent, name, attr.type, ino)
+
+
+def fill(
+    txn: Txn, env: Env, building: Building, source: ranges.Span, ino: Ino, begin: int
+) -> ranges.Ranged:
+    """`ranges.copy_file_range` into a file of the clone. Raises: ECANCELED, EDQUOT, ENOSPC."""
+    require_building(txn, building)
+    return ranges.copy_range(txn, env, source, ino, begin)
+
+
+def settle(txn: Txn, env: Env, building: Building, ino: Ino, like: Attr) -> None:
+    """A file that was filled gets its source's times. Raises: ECANCELED."""
+    require_building(txn, building)
+    attr = get_attr(txn, ino)
+    ctime_ns = like.ctime_ns if is_sealed(ino) else env.now_ns
+    put_attr(
+        txn,
+        attr._replace(atime_ns=like.atime_ns, mtime_ns=like.mtime_ns, ctime_ns=ctime_ns),
+    )
+
+
+def finish(txn: Txn, env: Env, building: Building, parent: Ino, name: bytes) -> Attr:
+    """Give the clone its name: from here on it is seen.
+
+    What it takes up comes to count in the directories above.
+    Raises: EEXIST, EACCES, ENOENT, EDQUOT, ECANCELED.
+    """
+    require_building(txn, building)
+    directory, dentry = get_place(txn, env, parent, name)
+    if dentry is not None:
+        raise OSError(errno.EEXIST, "the name exists")
+    require(txn, env, directory, access.WRITE | access.EXECUTE)
+    root = get_attr(txn, building.root)
+    quota.arrive(txn, env, root, root.parent, parent)
+    attr = root._replace(parent=parent)
+    txn.put(schema.inode_row(attr.ino), schema.ATTR_FIELD, schema.pack_attr(attr))
+    put_dentry(txn, parent, name, FileType.DIR, attr.ino)
+    touch_dir(txn, parent, env.now_ns, nlink_delta=1)
+    txn.delete(schema.CLONES, schema.pack_u64(attr.ino))
+    return attr
+
+
+def abandoned(txn: Txn, env: Env, alive: set[SessionId]) -> list[Building]:
+    """Clones whose builders have ended."""
+    del env
+    fields = txn.get_row(schema.CLONES)
+    found = [
+        Building(Ino(schema.id_of(field)), SessionId(schema.id_of(value)), None)
+        for field, value in fields.items()
+        if not is_open_segment(field)
+    ]
+    return [each for each in found if each.session not in alive]
+
+
+def take_over(txn: Txn, env: Env, building: Building, session: SessionId) -> Building:
+    """From here on only `session` may change this clone. Raises: ECANCELED."""
+    del env
+    require_building(txn, building)
+    key = schema.pack_u64(building.root)
+    txn.put(schema.CLONES, key, schema.pack_u64(session))
+    return building._replace(session=session)
+
+
+def leave_behind(txn: Txn, env: Env, building: Building) -> None:
+    """Let the leader go on with `building`, now or later. Raises: ECANCELED."""
+    del env
+    require_building(txn, building)
+    txn.put(schema.CLONES, schema.pack_u64(building.root), NOBODY)
+
+
+def discard_root(txn: Txn, env: Env, building: Building) -> None:
+    """The empty root of a clone that will never be seen goes. Raises: ECANCELED, ENOTEMPTY."""
+    require_building(txn, building)
+    drop_root(txn, env, get_attr(txn, building.root))
+    txn.delete(schema.CLONES, schema.pack_u64(building.root))

@@ -1,0 +1,115 @@
+"""W1, W3: what is synced on a staging disk, and what is said of it when a sync fails."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fsdata.objects import Buffer
+from fsdata.staging_data import StagingData
+from fsdata.staging_disk import DirectoryDisk
+from fsdata.staging_log import StagingLog, recover
+from fsmeta.runtime import SystemRuntime
+
+RUNTIME = SystemRuntime()
+
+
+class Disk(DirectoryDisk):
+    """A disk that remembers what was synced, and whose next write waits until it may go on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(RUNTIME, str(path))
+        self.synced: list[str] = []
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def write(self, name: str, offset: int, pieces: Sequence[Buffer]) -> None:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        super().write(name, offset, pieces)
+
+    def sync(self, name: str) -> None:
+        super().sync(name)
+        self.synced.append(name)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    made = Disk(tmp_path)
+    yield made
+    made.close()
+
+
+def test_w3_a_sync_while_an_object_is_written_is_not_its_own(disk: Disk) -> None:
+    """The journal is synced each second; fsync(2) of what came meanwhile found nothing to do."""
+    data = StagingData(RUNTIME, disk)
+    disk.go_on.clear()
+    writer = threading.Thread(target=lambda: data.put([b"object"]))
+    writer.start()
+    assert disk.begun.wait(10)
+    data.sync()  # nor does it miss a file that is not there yet
+    disk.go_on.set()
+    writer.join()
+    disk.synced.clear()
+    data.sync()
+    assert disk.synced == ["data-00000001"]
+    data.sync()
+    assert len(disk.synced) == 1, "nothing has come since"
+
+
+class Unsure(DirectoryDisk):
+    """A disk whose next sync fails once, as the kernel says of pages it could not write."""
+
+    fails = 0
+
+    def sync(self, name: str) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise OSError(errno.EIO, "simulated: not written, and forgotten")
+        super().sync(name)
+
+
+@pytest.fixture
+def unsure(tmp_path: Path) -> Iterator[Unsure]:
+    made = Unsure(RUNTIME, str(tmp_path))
+    yield made
+    made.close()
+
+
+def test_w3_objects_that_were_not_synced_are_not_taken_for_synced(unsure: Unsure) -> None:
+    data = StagingData(RUNTIME, unsure)
+    spot = data.put([b"object"])
+    unsure.fails = 1
+    for _ in range(3):  # the kernel says so once
+        with pytest.raises(OSError, match="data-00000001 could not be synced"):
+            data.sync()
+    other = data.put([b"more"])
+    assert other.segment != spot.segment, "nothing more goes to that file"
+    with pytest.raises(OSError, match="data-00000001 could not be synced"):
+        data.sync()
+    data.release(spot.segment)  # the store has it
+    data.sync()
+    assert unsure.names() == ["data-00000002"]
+
+
+def test_w3_entries_that_were_not_synced_are_not_taken_for_synced(unsure: Unsure) -> None:
+    log = StagingLog(RUNTIME, unsure, "volume", 7)
+    log.flush(log.append(1, b"one"))
+    unsure.fails = 1
+    for _ in range(3):
+        with pytest.raises(OSError, match="log-0000000000000001 could not be synced"):
+            log.sync()
+    log.flush(log.append(2, b"two"))
+    with pytest.raises(OSError, match="log-0000000000000001 could not be synced"):
+        log.sync()
+    assert not log.can_trim(1)
+    log.trim(2)  # the store has the first one
+    log.sync()
+    found = recover(unsure, "volume")
+    assert found is not None
+    assert found.payloads == [b"two"]

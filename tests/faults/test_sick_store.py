@@ -1,0 +1,173 @@
+"""R3: what users are told when the object store is sick: it hangs, refuses, or is another one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.ceph_cluster import CephCluster
+from tests.faults.places import s3_place
+from tests.faults.program import Volume, needs_mounts, slicefs, wait_until
+from tests.http_proxy import Fault, HttpProxy, Kind
+
+pytestmark = needs_mounts
+
+IMPATIENT = ("--object-timeout", "1", "--store-option", "timeout=1", "--pack-below", "0")
+LOST = "data written and not stored is lost|no answer in time|detaching it"
+FILES = 60
+
+
+@pytest.fixture
+def proxy(ceph: CephCluster) -> Iterator[HttpProxy]:
+    """What stands before the store."""
+    with HttpProxy(ceph.s3_port) as made:
+        yield made
+
+
+@pytest.fixture
+def volume(base: Path, proxy: HttpProxy) -> Iterator[Volume]:
+    """A formatted volume on an S3 store behind `proxy`."""
+    made = Volume(base, place=s3_place(base, proxy.endpoint))
+    made.format()
+    yield made
+    made.clean_up()
+
+
+def hang(proxy: HttpProxy) -> None:
+    """From now on nobody answers."""
+    proxy.add(Fault(Kind.STUCK, math.inf))
+
+
+def test_r3_umount_says_that_data_are_lost(volume: Volume, proxy: HttpProxy) -> None:
+    """It ended with 0 and without a word; only the log had it."""
+    mount = volume.mount(*IMPATIENT)
+    (mount.path / "before").write_bytes(b"stored")
+    hang(proxy)
+    for name in ("removed", "file"):
+        with pytest.raises(OSError, match="Input/output") as caught:
+            (mount.path / name).write_bytes(b"x" * 100_000)
+        assert caught.value.errno == errno.EIO
+    (mount.path / "removed").unlink()
+    done = slicefs("umount", mount.path, "--json")
+    assert done.code == 1
+    assert len(done.err.splitlines()) == 1
+    assert "data written to /file could not be stored and are lost: http://" in done.err
+    assert f"no answer in time; see the log: {volume.log}" in done.err
+    lost = json.loads(done.out)["lost"]
+    assert (lost["files"], lost["first"]) == (1, "/file")
+    proxy.heal()
+    mount = volume.mount(*IMPATIENT)
+    assert (mount.path / "before").read_bytes() == b"stored"
+    hang(proxy)
+    with pytest.raises(OSError, match="Input/output"):
+        (mount.path / "removed").write_bytes(b"x")
+    proxy.heal()
+    (mount.path / "removed").unlink()
+    mount.umount()
+    volume.end(LOST)
+
+
+def test_r3_umount_notices_a_client_that_dies_while_it_stores(embedded: Volume) -> None:
+    """It took any end for a good one."""
+    embedded.format()
+    staging = ("--writeback", "--staging-dir", str(embedded.base / "staging"))
+    mount = embedded.mount(*staging, "--upload-limit", "64KiB")
+    (mount.path / "file").write_bytes(os.urandom(8 << 20))
+    killer = subprocess.Popen(["sh", "-c", f"sleep 2; kill -9 {mount.pid}"])
+    done = slicefs("umount", mount.path)
+    killer.wait()
+    assert done.code == 1
+    assert "the client has ended before everything was stored; see the log: " in done.err
+    assert len((embedded.mount(*staging).path / "file").read_bytes()) == 8 << 20
+    embedded.end()
+
+
+def test_r3_many_files_wait_for_a_store_that_hangs_as_long_as_one(
+    volume: Volume, proxy: HttpProxy
+) -> None:
+    """One after another, SIGTERM took FILES times --object-timeout."""
+    mount = volume.mount(*IMPATIENT)
+    files = [os.open(mount.path / f"f{n}", os.O_CREAT | os.O_WRONLY) for n in range(FILES)]
+    for fd in files:
+        os.write(fd, b"x" * 5000)
+    hang(proxy)
+    begin = time.monotonic()
+    os.kill(mount.pid, signal.SIGTERM)
+    wait_until("the client ends", 40, mount.has_ended)
+    seconds = time.monotonic() - begin
+    for fd in files:
+        with pytest.raises(OSError, match=r"endpoint|abort"):
+            os.close(fd)
+    lost = [line for line in volume.log_lines() if "data written and not stored is lost" in line]
+    assert len(lost) == FILES
+    assert seconds < FILES / 3, seconds
+    proxy.heal()
+    volume.end(LOST)
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("storage-class=NOPE", "InvalidArgument (see storage-class, sse and sse-kms-key of"),
+        ("sse=aws:kms", "InvalidRequest (see storage-class, sse and sse-kms-key of"),
+    ],
+)
+def test_o1_mount_tries_options_of_its_own(volume: Volume, option: str, expected: str) -> None:
+    """It mounted, and each put was repeated for two minutes before it was EIO."""
+    path = volume.base / "mnt"
+    path.mkdir()
+    words = ("mount", "-d", "--log", volume.log, volume.meta, path, "--store-option", option)
+    done = slicefs(*words)
+    assert (done.code, done.out) == (1, "")
+    assert "object store is not usable: objects can't be written (" in done.err
+    assert expected in done.err
+    assert len(done.err.splitlines()) == 1
+    assert done.seconds < 20
+    volume.mount("--store-option", "storage-class=STANDARD")
+    volume.end("the mount has failed: ")
+
+
+def test_o1_what_is_refused_for_good_is_not_repeated(volume: Volume, proxy: HttpProxy) -> None:
+    """Each block was repeated for --object-timeout."""
+    mount = volume.mount("--pack-below", "0")
+    refused = Fault(Kind.STATUS, math.inf, method="PUT", status=400, code="InvalidStorageClass")
+    proxy.add(refused)
+    begin = time.monotonic()
+    with pytest.raises(OSError, match="Input/output"):
+        (mount.path / "file").write_bytes(b"x" * (20 << 20))
+    assert time.monotonic() - begin < 30
+    assert refused.hits > 0
+    assert mount.numbers()["object_repeats_total"] == 0
+    said = [line for line in volume.log_lines() if "InvalidStorageClass" in line]
+    assert 1 <= len(said) <= 3, said
+    (mount.path / "file").unlink()
+    proxy.heal()
+    volume.end("InvalidStorageClass")
+
+
+def test_r3_a_store_that_hangs_is_named_with_a_remedy(volume: Volume, proxy: HttpProxy) -> None:
+    """It took 31 s to say `no answer in time`."""
+    hang(proxy)
+    path = volume.base / "mnt"
+    path.mkdir()
+    commands = [(name, volume.meta) for name in ("fsck", "gc", "scrub")]
+    mount = ("mount", "-d", "--log", volume.log, volume.meta, path)
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(lambda words: slicefs(*words), [*commands, mount]):
+            assert (done.code, done.out) == (1, "")
+            assert f"{proxy.endpoint}/" in done.err
+            assert "no answer in time: check the address, and whether the store runs" in done.err
+            assert len(done.err.splitlines()) == 1
+            assert done.seconds < 25, "two attempts of 5 s"
+    proxy.heal()
+    volume.end("the mount has failed: ")

@@ -1,0 +1,422 @@
+"""W1, W2, W4: write-back on real mounts: SIGKILL, lost disks, an object store that is away.
+
+One mount writes checkpoints to a store that takes them slowly; another watches and must never see
+a marker before all that it vouches for, nor an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fsclient.cli import gc_cmd
+from fsmeta.errors import ConfigError
+from tests.ceph_cluster import CephCluster
+from tests.faults.checkpoint import MARKER, Watcher, Writer
+from tests.faults.places import rados_place, s3_place
+from tests.faults.program import Mount, Volume, needs_mounts, slicefs, succeed, wait_until
+from tests.faults.redis_server import DurableRedis
+
+pytestmark = needs_mounts
+
+SHARDS = 10
+SHARD_BYTES = 200_000
+SLOW = ("--upload-limit", "1MiB")  # two seconds for a checkpoint
+
+
+def staged(volume: Volume, *options: str, name: str = "mnt") -> Mount:
+    """A mount that writes back."""
+    return volume.mount(
+        "--writeback", "--staging-dir", str(volume.base / "staging"), *options, name=name
+    )
+
+
+def journal_files(volume: Volume) -> list[str]:
+    """What is left in journals."""
+    staging = volume.base / "staging"
+    return [path.name for path in staging.rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def test_w2_other_mounts_see_checkpoints_in_order(served: Volume) -> None:
+    served.format()
+    mine = staged(served, *SLOW)
+    other = served.mount(name="other")
+    for turn in range(4):
+        writer = Writer(mine.path / f"step{turn}", SHARDS, SHARD_BYTES, random.Random(turn))
+        watcher = Watcher(writer, other.path / f"step{turn}")
+        begun = time.monotonic()
+        writer.write()
+        stall = time.monotonic() - begun
+        assert writer.judge(writer.folder) == (SHARDS, True)  # this mount sees all at once
+        succeed("flush", "--wait", writer.folder)
+        assert time.monotonic() - begun > stall
+        assert writer.judge(other.path / f"step{turn}") == (SHARDS, True)
+        watcher.stop()
+        assert len(watcher.seen) > 3, "nothing was held back"
+    assert mine.numbers()["staging_conflicts_total"] == 0
+    mine.umount()
+    assert journal_files(served) == []
+    served.end()
+
+
+@pytest.fixture(params=["s3", "rados"])
+def stored(
+    request: pytest.FixtureRequest, base: Path, durable_redis: DurableRedis, ceph: CephCluster
+) -> Iterator[Volume]:
+    """A volume on Redis whose data go to a real object store, not formatted yet."""
+    place = s3_place(base, ceph.endpoint) if request.param == "s3" else rados_place(ceph)
+    volume = Volume(base, durable_redis.url(), place)
+    yield volume
+    volume.clean_up()
+
+
+def killing(volume: Volume, kills: int, seed: int, keep_disk: bool | None) -> None:
+    """Kill the writing mount `kills` times; the disk with its journal is lost, or None: maybe."""
+    chance = random.Random(seed)
+    volume.format()
+    other = volume.mount(name="other")
+    for kill in range(kills):
+        mine = staged(volume, *SLOW)
+        writer = Writer(mine.path / f"step{kill}", SHARDS, SHARD_BYTES, chance)
+        theirs = other.path / f"step{kill}"
+        watcher = Watcher(writer, theirs)
+        writer.start()
+        time.sleep(chance.uniform(0.0, 2.5))
+        mine.kill()
+        writer.join()
+        watcher.stop()
+        if keep_disk is False or (keep_disk is None and chance.random() < 0.5):
+            shutil.rmtree(volume.base / "staging")
+            if theirs.exists():
+                writer.judge(theirs)
+            continue
+        mine = staged(volume)
+        promised = (writer.acknowledged, writer.complete)
+        found = writer.judge(mine.path / f"step{kill}")  # before anything is published
+        assert found >= promised, (found, promised)
+        succeed("flush", "--wait", mine.path)
+        assert writer.judge(theirs) >= promised
+        mine.umount()
+    volume.end("session .* has not been heard of|staging journal")
+
+
+def test_w1_killed_and_mounted_again(served: Volume) -> None:
+    killing(served, 6, seed=1, keep_disk=True)
+
+
+def test_w2_killed_and_its_disk_lost(served: Volume) -> None:
+    killing(served, 6, seed=2, keep_disk=False)
+
+
+def test_w1_killed_with_sqlite(embedded: Volume) -> None:
+    killing(embedded, 4, seed=3, keep_disk=None)
+
+
+def test_w2_killed_before_real_stores(stored: Volume) -> None:
+    killing(stored, 2, seed=7, keep_disk=None)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("keep_disk", [True, False], ids=["kept", "lost"])
+def test_w2_killed_often(served: Volume, keep_disk: bool, part: int) -> None:
+    """100 kills, with and without the disk; in parts, which end one by one."""
+    killing(served, 20, seed=time.time_ns() % 1_000_000 + part, keep_disk=keep_disk)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("keep_disk", [True, False], ids=["kept", "lost"])
+def test_w2_killed_often_before_real_stores(stored: Volume, keep_disk: bool, part: int) -> None:
+    """As many before each of S3 and RADOS."""
+    killing(stored, 20, seed=time.time_ns() % 1_000_000 + part, keep_disk=keep_disk)
+
+
+def test_w4_the_journal_is_beside_the_cache(embedded: Volume) -> None:
+    """And what was left where it was before is taken up."""
+    embedded.format()
+    cache = ("--cache-dir", str(embedded.base / "ssd"))
+    mine = staged(embedded, "--upload-limit", "400KiB", "--drain-timeout", "0.5", *cache)
+    writer = Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(8))
+    writer.write()
+    os.kill(mine.pid, 15)
+    wait_until("the client has left it", 30, mine.has_ended)
+    assert journal_files(embedded)
+    shutil.move(embedded.base / "staging", embedded.base / "disk/staging")
+    # the second cache directory of this mount was the first of the one before
+    both = f"{embedded.base}/ssd:{embedded.base}/disk"
+    mine = embedded.mount("--writeback", "--cache-dir", both)
+    assert writer.judge(writer.folder) == (SHARDS, True)
+    succeed("flush", "--wait", mine.path)
+    mine.umount()
+    mine = embedded.mount("--writeback", *cache)
+    place = json.loads((mine.path / ".config").read_text())["mount"]["staging"]
+    assert place.startswith(f"{embedded.base}/ssd/staging/")
+    embedded.end("not in the store yet")
+
+
+def test_w4_what_umount_leaves_is_said_and_taken_up(embedded: Volume) -> None:
+    embedded.format()
+    mine = staged(embedded, "--upload-limit", "100KiB", "--drain-timeout", "0.5")
+    Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(4)).write()
+    done = slicefs("umount", mine.path)
+    assert done.code == 0, done
+    assert "not in the store yet" in done.err, done
+    assert journal_files(embedded)
+    writer = Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(4))
+    mine = staged(embedded)
+    assert writer.judge(writer.folder) == (SHARDS, True)
+    succeed("flush", "--wait", "--timeout", "60", mine.path)
+    mine.umount()
+    assert journal_files(embedded) == []
+    embedded.end("not in the store yet")
+
+
+def test_w4_what_waits_for_the_limit_does_not_outlast_the_drain(embedded: Volume) -> None:
+    """The client ended when the block that waited for `--upload-limit` was through, a minute on."""
+    embedded.format()
+    mine = staged(embedded, "--upload-limit", "64KiB", "--drain-timeout", "0.5")
+    (mine.path / "file").write_bytes(os.urandom(12 << 20))
+    done = slicefs("umount", mine.path)
+    assert (done.code, done.err.count("not in the store yet")) == (0, 1), done
+    assert done.seconds < 20
+    assert mine.has_ended()
+    mine = staged(embedded)
+    succeed("flush", "--wait", mine.path)
+    mine.umount()
+    assert journal_files(embedded) == []
+    embedded.end("not in the store yet")
+
+
+def test_w1_a_mount_without_writeback_says_what_it_does_not_show(embedded: Volume) -> None:
+    embedded.format()
+    cache = ("--cache-dir", str(embedded.base / "cache"))
+    mine = embedded.mount("--writeback", *cache, "--upload-limit", "64KiB")
+    other = embedded.mount(*cache, name="other")
+    assert embedded.complaints() == [], "the journal of a mount that lives is nobody's business"
+    other.umount()
+    for number in range(3):
+        (mine.path / f"file{number}").write_bytes(os.urandom(1 << 19))
+    mine.kill()
+    other = embedded.mount(*cache, name="other")
+    assert len(os.listdir(other.path)) < 3
+    assert "mount with --writeback --staging-dir" in embedded.complaints()[0]
+    other.umount()
+    mine = embedded.mount("--writeback", *cache)
+    succeed("flush", "--wait", mine.path)
+    assert len(os.listdir(mine.path)) == 3
+    embedded.end("has the journal of a mount")
+
+
+def test_w1_gc_deletes_nothing_while_a_journal_is_left_on_its_host(
+    embedded: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that a killed mount had uploaded and not published were taken for leaked."""
+    monkeypatch.setattr(gc_cmd, "default_staging", lambda: str(embedded.base / "staging"))
+    embedded.format()
+    mine = staged(embedded, "--upload-limit", "64KiB")
+    (mine.path / "file").write_bytes(os.urandom(1 << 20))
+    mine.kill()
+    uuid = embedded.status()["volume"]["uuid"]
+    [journal] = (embedded.base / "staging" / uuid).iterdir()
+    wait_until("the client ends", 30, mine.has_ended)
+    with pytest.raises(ConfigError, match=f"^{journal} has the journal of a mount that has ended"):
+        gc_cmd.gc.main([embedded.meta, "--delete"], standalone_mode=False)
+    mine = staged(embedded)
+    succeed("flush", "--wait", mine.path)
+    gc_cmd.gc.main([embedded.meta, "--delete"], standalone_mode=False)
+    assert len((mine.path / "file").read_bytes()) == 1 << 20
+    embedded.end("journal|repeated")
+
+
+def test_w4_flush_says_what_waits(embedded: Volume) -> None:
+    embedded.format()
+    mine = staged(embedded, "--upload-limit", "256KiB")
+    begun = time.time()
+    for number in range(6):
+        file = mine.path / f"file{number}"
+        file.write_bytes(os.urandom(1 << 18))
+    assert os.getxattr(file, "user.slicefs.durable") == b"0"
+    done = slicefs("flush", file)
+    assert (done.code, done.err) == (1, f"slicefs: {file}: not in the store yet\n")
+    assert slicefs("flush", "--wait", "--timeout", "0.1", file).code == 1
+    numbers, now = mine.numbers(), time.time()
+    assert numbers["staging_bytes"] > 0
+    assert 0 < numbers["staging_lag_seconds"] < now - begun
+    assert begun < numbers["staging_durable_through_seconds"] < now
+    succeed("flush", "--wait", file)
+    assert os.getxattr(file, "user.slicefs.durable") == b"1"
+    numbers = mine.numbers()
+    assert (numbers["staging_changes"], numbers["staging_lag_seconds"]) == (0, 0)
+    assert abs(time.time() - numbers["staging_durable_through_seconds"]) < 5
+    embedded.end()
+
+
+def test_w4_sigterm_drains(embedded: Volume) -> None:
+    embedded.format()
+    mine = staged(embedded, *SLOW)
+    (mine.path / "file").write_bytes(b"x" * 1_500_000)
+    os.kill(mine.pid, 15)
+    wait_until("the client drains", 30, mine.has_ended)
+    assert journal_files(embedded) == []
+    again = embedded.mount()
+    assert (again.path / "file").read_bytes() == b"x" * 1_500_000
+    embedded.end()
+
+
+def test_w3_fsync_store_waits_until_others_see_it(served: Volume) -> None:
+    served.format()
+    mine = staged(served, "--fsync", "store", *SLOW)
+    other = served.mount(name="other")
+    with open(mine.path / "file", "wb") as file:
+        file.write(b"x" * 500_000)
+        os.fsync(file.fileno())
+        assert (other.path / "file").read_bytes() == b"x" * 500_000
+    served.end()
+
+
+def test_w2_domains_do_not_wait_for_each_other(served: Volume) -> None:
+    """A job with much to upload, and one whose blocks are there already."""
+    served.format()
+    mine = staged(served, "--upload-limit", "512KiB", "--max-uploads", "1")
+    other = served.mount(name="other")
+    for name in ("large", "small"):
+        (mine.path / name).mkdir()
+    (mine.path / "small" / "old").write_bytes(b"1")
+    succeed("flush", "--wait", mine.path)
+    for number in range(8):
+        (mine.path / "large" / f"file{number}").write_bytes(os.urandom(1 << 19))
+    (mine.path / "large" / MARKER).touch()
+    (mine.path / "small" / "old").rename(mine.path / "small" / "new")
+    (mine.path / "small" / MARKER).touch()
+    succeed("flush", "--wait", mine.path / "small")
+    assert (other.path / "small" / MARKER).exists()
+    assert not (other.path / "large" / MARKER).exists()
+    for path in (mine.path / "large", mine.path):
+        assert os.getxattr(path, "user.slicefs.durable") == b"0"
+    succeed("flush", "--wait", mine.path / "large")
+    assert (other.path / "large" / MARKER).exists()
+    served.end()
+
+
+def test_w2_copies_clones_and_files_without_names(served: Volume) -> None:
+    """As the kernel asks for them: copies fall back, link(2) and `clone` wait for the store."""
+    served.format()
+    mine = staged(served, "--upload-limit", "1MiB")
+    other = served.mount(name="other")
+    run, data = mine.path / "run", os.urandom(400_000)
+    run.mkdir()
+    (run / "shard").write_bytes(data)
+    _copy(run / "shard", run / "copy")
+    assert (run / "copy").read_bytes() == data
+    directory = os.open(run, os.O_RDONLY)
+    nameless = os.open(run, os.O_TMPFILE | os.O_RDWR, 0o644)
+    os.write(nameless, data)
+    os.posix_fallocate(nameless, 400_000, 100_000)
+    os.link(f"/proc/self/fd/{nameless}", "named", dst_dir_fd=directory, follow_symlinks=True)
+    assert (other.path / "run/named").read_bytes() == data + bytes(100_000)
+    os.close(nameless)
+    os.close(directory)
+    (run / "late").write_bytes(data)
+    succeed("clone", run, mine.path / "clone")
+    for name in ("shard", "copy", "late"):
+        assert (other.path / "clone" / name).read_bytes() == data
+    objects = len(served.objects())
+    _copy(run / "shard", run / "shared")
+    succeed("flush", "--wait", mine.path)
+    assert (other.path / "run/shared").read_bytes() == data
+    assert len(served.objects()) == objects, "a copy of what is published took space"
+    mine.umount()
+    assert journal_files(served) == []
+    served.end()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """copy_file_range(2), which the kernel does by itself where we refuse."""
+    with open(source, "rb") as old, open(target, "wb") as new:
+        size = os.fstat(old.fileno()).st_size
+        while size:
+            size -= os.copy_file_range(old.fileno(), new.fileno(), size)
+
+
+def test_w4_a_full_staging_disk_is_written_through(embedded: Volume) -> None:
+    disk = embedded.base / "small"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=True)
+    try:
+        embedded.format()
+        mine = embedded.mount("--writeback", "--staging-dir", str(disk), *SLOW)
+        writer = Writer(mine.path / "step", SHARDS, 600_000, random.Random(5))
+        writer.write()
+        assert mine.numbers()["staging_written_through_total"] > 0
+        assert writer.judge(writer.folder) == (SHARDS, True)
+        mine.umount()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+    embedded.end("staging disk: .*No space left|staging journal: .*No space left")
+
+
+def test_w4_writers_wait_for_room(embedded: Volume) -> None:
+    embedded.format()
+    mine = staged(embedded, "--staging-size", "64MiB", "--upload-limit", "40MiB")
+    data = os.urandom(1 << 20)
+    with open(mine.path / "file", "wb") as file:
+        for _ in range(120):
+            file.write(data)
+            assert mine.numbers()["staging_disk_bytes"] <= 64 << 20
+    assert (mine.path / "file").stat().st_size == 120 << 20
+    succeed("flush", "--wait", mine.path)
+    mine.umount()
+    embedded.end()
+
+
+def test_w1_a_store_that_is_away_for_a_while(embedded: Volume) -> None:
+    store_away(embedded, 3)
+
+
+@pytest.mark.soak
+def test_w1_a_store_that_is_away_for_a_minute(embedded: Volume) -> None:
+    store_away(embedded, 60)
+
+
+def store_away(embedded: Volume, seconds: float) -> None:
+    """A checkpoint is written while nothing can be put."""
+    embedded.format()
+    mine = staged(embedded, "--object-timeout", "1")
+    (mine.path / "before").write_bytes(b"before")
+    succeed("flush", "--wait", mine.path)
+    hidden = _hide(embedded.bucket)
+    try:
+        writer = Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(6))
+        writer.write()
+        time.sleep(seconds)
+        assert writer.judge(writer.folder) == (SHARDS, True)
+        assert mine.numbers()["staging_changes"] > 0
+    finally:
+        _show(hidden, embedded.bucket)
+    succeed("flush", "--wait", mine.path)
+    mine.umount()
+    embedded.end("uploads wait for the object store")
+
+
+def _hide(bucket: Path) -> Path:
+    """Take a directory of objects away, so that nothing can be put there."""
+    hidden = bucket.with_name("hidden")
+    bucket.rename(hidden)
+    bucket.touch()  # no directory can be made in its place
+    return hidden
+
+
+def _show(hidden: Path, bucket: Path) -> None:
+    bucket.unlink()
+    hidden.rename(bucket)

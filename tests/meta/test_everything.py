@@ -1,0 +1,158 @@
+"""`Store.everything`: all that is stored at one moment, while others change it (M4, M5)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from fsmeta import redis_moment
+from fsmeta.errors import ConfigError, Unavailable
+from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Store, Write
+from tests.meta.engines import Engine, add, change
+
+ROWS = [b"t%08d" % number for number in range(300)]
+BIG = b"tlarge---"
+BIG_FIELDS = 2500  # several pages
+
+
+def _generation(number: int) -> list[Write]:
+    """One commit, by which the whole store moves from one state to the next."""
+    text = b"%08d" % number
+    writes: list[Write] = [(PUT, row, b"now", text) for row in ROWS]
+    come, go = ROWS[number % 300], ROWS[(number - 1) % 300]
+    writes += [(PUT, come + b"x", b"%d" % field, text) for field in range(3)]
+    writes += [(DELETE_ROW, go + b"x")]
+    writes += [(PUT, BIG, b"%d" % (number % BIG_FIELDS), text)]
+    writes += [(DELETE, BIG, b"%d" % ((number - 1) % BIG_FIELDS))]
+    writes += [(APPEND, b"tappended", b"f", b"%08d" % number)]
+    writes += [(MERGE, b"tmerged--", b"f", 0, text), add(b"U", b"space", 1)]
+    return writes
+
+
+def _begin(store: Store) -> None:
+    big = [(PUT, BIG, b"%d" % field, b"-") for field in range(1, BIG_FIELDS)]
+    store.commit(change(*big))
+    store.commit(change((PUT, b"tmerged--", b"f", b"-" * 8), *_generation(0)[:-2]))
+
+
+def _require_one_moment(found: dict[tuple[bytes, bytes], bytes]) -> int:
+    """Which generation all of `found` is of."""
+    text = found[ROWS[0], b"now"]
+    number = int(text)
+    assert {found.pop((row, b"now")) for row in ROWS} == {text}
+    come = ROWS[number % 300] + b"x"
+    assert {found.pop((come, b"%d" % field)) for field in range(3)} == {text}
+    changed = found.pop((BIG, b"%d" % (number % BIG_FIELDS)))
+    assert changed == text
+    untouched = {key for key in found if key[0] == BIG}
+    assert len(untouched) == BIG_FIELDS - 2 - number
+    for key in untouched:
+        del found[key]
+    history = found.pop((b"tappended", b"f"))
+    assert history == b"".join(b"%08d" % before for before in range(number + 1))
+    if number:
+        assert found.pop((b"tmerged--", b"f")) == text
+        assert found.pop((b"U", b"space")) == b"%d" % number
+    else:
+        found.pop((b"tmerged--", b"f"))
+    assert not found
+    return number
+
+
+def _read(store: Store, pause_s: float = 0.0) -> dict[tuple[bytes, bytes], bytes]:
+    """What the tests have put there; what comes twice must be the same."""
+    found: dict[tuple[bytes, bytes], bytes] = {}
+    with store.everything() as everything:
+        for count, (row, field, value) in enumerate(everything):
+            if row[:1] == b"t" or (row == b"U" and field == b"space"):
+                assert found.setdefault((row, field), value) == value
+            if pause_s and count % 500 == 0:
+                time.sleep(pause_s)
+    return found
+
+
+def test_a_store_at_rest_is_read_whole(engine: Engine) -> None:
+    store = engine.open()
+    _begin(store)
+    assert _require_one_moment(_read(store)) == 0
+    _tidy(store)
+
+
+def test_changes_meanwhile_are_not_seen(engine: Engine) -> None:
+    reader, writer = engine.open(), engine.open()
+    _begin(writer)
+    stop = threading.Event()
+    reached = [0]
+
+    def work() -> None:
+        while not stop.is_set() and reached[0] < BIG_FIELDS - 10:
+            time.sleep(0.001)
+            writer.commit(change(*_generation(reached[0] + 1)))
+            reached[0] += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(3):
+            while reached[0] < 20:
+                time.sleep(0.001)
+            before = reached[0]
+            number = _require_one_moment(_read(reader, pause_s=0.01))
+            assert before <= number <= reached[0]
+            assert reached[0] > before, "nobody wrote meanwhile"
+    finally:
+        stop.set()
+        thread.join()
+    _tidy(writer)
+
+
+def _tidy(store: Store) -> None:
+    """The volume that is in the store, too, has counts of its own."""
+    page = store.scan_rows(b"t")
+    rows = list(page.rows)
+    while page.cursor is not None:
+        page = store.scan_rows(b"t", page.cursor)
+        rows += page.rows
+    store.commit(change(*((DELETE_ROW, row) for row in rows), (DELETE, b"U", b"space")))
+
+
+@pytest.mark.parametrize("engine", ["redis"], indirect=True)
+def test_one_reader_at_a_time(engine: Engine) -> None:
+    first, second = engine.open(), engine.open()
+    with first.everything() as everything:
+        next(everything)
+        with pytest.raises(ConfigError, match="somebody else"), second.everything():
+            pass
+    with second.everything() as everything:
+        assert list(everything)
+
+
+@pytest.mark.parametrize("engine", ["redis"], indirect=True)
+def test_nothing_is_noted_unless_somebody_reads(engine: Engine) -> None:
+    store = engine.open()
+    store.commit(change((PUT, ROWS[0], b"f", b"1")))
+    assert engine.first.read_rows([redis_moment.NOTES]) == [{}]
+    with suppress(ZeroDivisionError), store.everything():
+        store.commit(change((PUT, ROWS[0], b"f", b"2")))
+        assert len(engine.first.read_rows([redis_moment.NOTES])[0]) == 2
+        raise ZeroDivisionError
+    assert engine.first.read_rows([redis_moment.NOTES]) == [{}]
+    store.commit(change((DELETE_ROW, ROWS[0])))
+
+
+@pytest.mark.parametrize("engine", ["redis"], indirect=True)
+def test_a_reader_that_was_given_up_notices(engine: Engine) -> None:
+    store, other = engine.open(), engine.open()
+    _begin(store)
+    with store.everything() as everything:
+        next(everything)
+        other.commit(change((DELETE_ROW, redis_moment.NOTES)))  # as if it had expired
+        with other.everything() as theirs:
+            next(theirs)
+            with pytest.raises(Unavailable, match="too long"):
+                list(everything)
+            assert list(theirs)
+    _tidy(store)

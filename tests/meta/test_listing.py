@@ -1,0 +1,248 @@
+"""Issue 3, item 9: listings of large directories in bounded memory, while others come and go."""
+
+from __future__ import annotations
+
+import random
+import stat
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pytest
+
+from fsclient import listing
+from fsclient.listing import PAGES_KEPT, RECENT_MAX, Listing, Positions
+from fsmeta import schema
+from fsmeta.runtime import SystemRuntime
+from fsmeta.store import DELETE, PUT, SCAN_PAGE
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Dentry, FileType, Ino
+from tests.meta.engines import Engine, change
+from tools.benchlib.fill import fill, name_of
+
+RUNTIME = SystemRuntime()
+INO = Ino(7)
+DOTS = Dentry(b".", INO, FileType.DIR), Dentry(b"..", INO, FileType.DIR)
+DIR = stat.S_IFDIR | 0o755
+AT_MOST = 170  # names a request, about as many as fit 4 KiB
+COUNTS = {"tikv": 2500, "mem": 6000, "cluster": 6000}  # each costs 0.2 ms to write to TiKV
+
+
+class Directory:
+    """A directory of thousands of files, and clients that see it."""
+
+    def __init__(self, engine: Engine, count: int | None = None) -> None:
+        self.count = COUNTS.get(engine.name, 12_000) if count is None else count
+        self.writer, self.reader = engine.meta(), engine.meta()
+        self.ino = self.writer.create(ROOT_CALLER, ROOT_INO, b"d", DIR).ino
+        fill(self.writer, self.ino, 0, self.count)
+        self.positions = Positions(RUNTIME)
+        self.names = {name_of(number) for number in range(self.count)}
+
+    def open(self) -> Listing:
+        made = Listing(self.ino, partial(self.reader.names, self.ino), self.positions, RUNTIME)
+        made.begin(DOTS)
+        return made
+
+
+@pytest.fixture
+def directory(engine: Engine) -> Directory:
+    return Directory(engine)
+
+
+def _steps(
+    made: Listing, cookie: int = 0, at_most: int = AT_MOST
+) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
+    """A listing from `cookie` on, request by request."""
+    while True:
+        names, cookies = made.behind(cookie, at_most)
+        if not names:
+            return
+        assert len(names) == len(cookies) <= at_most
+        cookie = cookies[-1]
+        assert all(0 < each < 1 << 63 for each in cookies)
+        yield [name for name, _, _ in names], cookies
+
+
+def _rest(made: Listing, cookie: int = 0) -> list[bytes]:
+    return [name for names, _ in _steps(made, cookie) for name in names]
+
+
+def _is_each_once(found: list[bytes], names: set[bytes]) -> bool:
+    return len(found) == len(set(found)) and set(found) == names | {b".", b".."}
+
+
+def test_each_name_once(directory: Directory) -> None:
+    found = _rest(directory.open())
+    assert found[:2] == [b".", b".."]
+    assert _is_each_once(found, directory.names)
+
+
+def test_any_cookie_can_be_sought(directory: Directory) -> None:
+    """seekdir(3) to what telldir(3) said, near and far, and by a handle that is opened later."""
+    made = directory.open()
+    found: list[bytes] = []
+    cookies: list[int] = []
+    for names, more in _steps(made):
+        found += names
+        cookies += more
+    assert len(set(cookies)) == len(cookies)
+    chance = random.Random(1)
+    for reader in (made, directory.open()):
+        for _ in range(20):
+            at = chance.randrange(len(found))
+            page = [name for name, _, _ in reader.behind(cookies[at], AT_MOST)[0]]
+            assert page == found[at + 1 : at + 1 + len(page)]
+            assert page or at == len(found) - 1
+    at = len(found) // 3
+    assert _rest(made, cookies[at]) == found[at + 1 :]
+
+
+def test_two_readers_of_one_handle(directory: Directory) -> None:
+    """They seek by turns: each goes on where it was."""
+    made = directory.open()
+    turns = [_steps(made), _steps(made)]
+    lists: list[list[bytes]] = [[], []]
+    for names, _ in turns[0]:
+        lists[0] += names
+        if len(lists[0]) > 3000:
+            break
+    for names, _ in turns[1]:
+        lists[1] += names
+        lists[0] += next(turns[0], ([], []))[0]
+    lists[0] += [name for names, _ in turns[0] for name in names]
+    assert _is_each_once(lists[0], directory.names)
+    assert _is_each_once(lists[1], directory.names)
+
+
+def _come_and_go(directory: Directory, turn: int) -> None:
+    """Names come for five turns, then go by and by, but every twentieth."""
+    meta, ino, batch = directory.writer, directory.ino, directory.count // 10
+    if turn < 5:
+        fill(meta, ino, directory.count + turn * batch, batch)
+    elif turn < 15:
+        for number in range(directory.count + batch * 5):
+            if number % 20 and number % 10 == turn - 5:
+                meta.unlink(ROOT_CALLER, ino, name_of(number))
+
+
+@pytest.mark.parametrize("engine", ["mem", "sqlite", "redis"], indirect=True)
+def test_others_come_and_go(engine: Engine) -> None:
+    directory = Directory(engine, 5000)
+    stay = {name_of(number) for number in range(0, directory.count, 20)}
+    found: list[bytes] = []
+    for turn, (names, _) in enumerate(_steps(directory.open(), at_most=300)):
+        found += names
+        _come_and_go(directory, turn)
+    assert len(found) == len(set(found))
+    assert stay <= set(found)
+
+
+@pytest.mark.parametrize("engine", ["redis", "cluster"], indirect=True)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_table_that_shrinks_under_the_scan(engine: Engine, seed: int) -> None:
+    """Redis brings names again then; those that stay are listed once, in any case."""
+    store, row, chance = engine.open(), b"trow", random.Random(seed)
+    names = [b"%d" % chance.getrandbits(40) for _ in range(3000)]
+    store.commit(change(*((PUT, row, name, b"1") for name in names)))
+
+    def read(cursor: bytes | None) -> tuple[list[Dentry], bytes | None]:
+        page = store.scan(row, cursor or b"", 50)
+        return [Dentry(name, INO, FileType.REG) for name in dict(page.items)], page.cursor
+
+    made = Listing(INO, read, Positions(RUNTIME), RUNTIME)
+    made.begin(())
+    found: list[bytes] = []
+    for step, _ in _steps(made, at_most=100):
+        found += step
+        stay = names[: max(30, len(names) * 4 // 5)]
+        gone, names = names[len(stay) :], stay
+        if gone:
+            store.commit(change(*((DELETE, row, name) for name in gone)))
+    assert len(found) == len(set(found))
+    assert set(names) <= set(found)
+
+
+@pytest.mark.parametrize("engine", ["redis"], indirect=True)
+def test_a_small_directory_keeps_its_cookies_when_it_grows(engine: Engine) -> None:
+    """What was listed from memory is gone on with from the store, where it has several pages."""
+    directory = Directory(engine, 900)
+    cookies = [each for _, more in _steps(directory.open()) for each in more]
+    assert max(cookies) < 1 << 31, "32-bit programs could not list it"
+    names = _rest(directory.open())
+    fill(directory.writer, directory.ino, 900, 600)
+    directory.reader.cache.forget()
+    later = directory.open()
+    found = names[:300] + _rest(later, cookies[299])
+    assert len(found) == len(set(found))
+    assert directory.names <= set(found)
+
+
+@pytest.mark.parametrize("engine", ["mem"], indirect=True)
+def test_memory_is_bounded(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "RECENT_MAX", 2000)
+    made = directory.open()
+    for _ in _steps(made):
+        assert len(made._pages) <= PAGES_KEPT
+        assert len(made._seen) <= 2000 + SCAN_PAGE
+    assert RECENT_MAX > PAGES_KEPT * SCAN_PAGE
+
+
+@pytest.mark.parametrize("engine", ["mem"], indirect=True)
+def test_what_is_noted_of_reads_is_bounded(directory: Directory) -> None:
+    """Regression: the log of the row cache kept the names of its last 4096 pages."""
+    for _ in range(3):
+        assert _rest(directory.open())
+    cache = directory.reader.cache
+    noted = sum(
+        len(fields or ())
+        for _, _, filled in cache._own._recent
+        for row, fields in filled.items()
+        if row == schema.dir_row(directory.ino)
+    )
+    assert noted <= 2 * SCAN_PAGE
+
+
+def test_what_was_staged_is_published_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of the first page come again on the last one, long after."""
+    monkeypatch.setattr(listing, "RECENT_MAX", 200)
+    pages = [[_file(100 * page + n) for n in range(100)] for page in range(20)]
+    pages[-1] += pages[0]
+
+    def read(cursor: bytes | None) -> tuple[list[Dentry], bytes | None]:
+        number = int(cursor or b"0")
+        return pages[number], b"%d" % (number + 1) if number + 1 < len(pages) else None
+
+    made = Listing(INO, read, Positions(RUNTIME), RUNTIME)
+    made.begin(DOTS)
+    assert _is_each_once(_rest(made), {name_of(number) for number in range(2000)})
+
+
+def test_forgotten_positions() -> None:
+    """Whose cookie nobody knows any more is shown all names again, rather than none."""
+    files = [_file(number) for number in range(20)]
+
+    def read(cursor: bytes | None) -> tuple[list[Dentry], bytes | None]:
+        return (files[10:], None) if cursor else (files[:10], b"10")
+
+    positions = Positions(RUNTIME, at_most=1)
+    made = Listing(INO, read, positions, RUNTIME)
+    made.begin(DOTS)
+    found = [(names, cookies) for names, cookies in _steps(made, at_most=5)]
+    last = found[-1][1][-1]
+    assert positions.number(Ino(8), b"other") > last >> listing.SLOT_BITS
+    other = Listing(INO, read, positions, RUNTIME)
+    other.begin(DOTS)
+    assert _is_each_once(_rest(other, last), {name for name, _, _ in files})
+
+
+def _file(number: int) -> Dentry:
+    return Dentry(name_of(number), Ino(100 + number), FileType.REG)
+
+
+def test_names_in_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names whose checksums are equal have cookies of their own."""
+    monkeypatch.setattr(listing, "crc32", lambda name: len(name) << 4)
+    names = [_file(number) for number in range(100)]
+    made = Listing(INO, lambda _cursor: (names, None), Positions(RUNTIME), RUNTIME)
+    made.begin(DOTS)
+    found = [each for each, _ in _steps(made, at_most=7)]
+    assert _is_each_once([name for each in found for name in each], {name for name, _, _ in names})

@@ -1,0 +1,155 @@
+"""Q1, F3: settings change under running clients: editions, fences, and who has not heard yet."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+
+from fsmeta import accounting, schema, volume
+from fsmeta.engine import Meta
+from fsmeta.errors import Fenced
+from fsmeta.trash import TRASH_INO
+from fsmeta.trash_hours import expire, hours
+from fsmeta.types import ROOT_CALLER, ROOT_INO
+from fsmeta.volume import ARMED, COUNTING, ON, VolumeFormat
+from tests.meta.engines import Engine
+
+
+def limit(meta: Meta, inodes: int) -> VolumeFormat:
+    return accounting.change_settings(meta, lambda now: now._replace(inodes=inodes))
+
+
+def create(meta: Meta, name: bytes) -> None:
+    meta.create(ROOT_CALLER, ROOT_INO, name, 0o100644)
+
+
+def fence_of(meta: Meta) -> bytes | None:
+    assert meta.session is not None
+    return meta.store.read([(schema.session_row(meta.session.id), b"a")])[0]
+
+
+def test_a_new_limit_holds_for_every_client_at_once(engine: Engine) -> None:
+    admin, first, second = engine.meta(), engine.meta(), engine.meta()
+    create(first, b"a")
+    limit(admin, 3)
+    create(second, b"b")
+    for meta in (first, second):
+        with pytest.raises(OSError, match="full") as caught:
+            create(meta, b"c")
+        assert caught.value.errno == errno.ENOSPC
+    assert second.statfs().inodes_limit == 3
+    limit(admin, 0)
+    create(first, b"c")
+    assert first.format.inodes == 0
+
+
+@pytest.mark.parametrize("days", [(0, 1), (1, 0)])
+def test_f3_days_of_trash_hold_for_who_has_not_heard(engine: Engine, days: tuple[int, int]) -> None:
+    """T1: what is deleted after the change goes where the new setting says, whoever deletes."""
+    admin, client = engine.meta(), engine.meta()
+    accounting.change_settings(admin, lambda now: now._replace(trash_days=days[0]))
+    create(client, b"a")
+    accounting.change_settings(admin, lambda now: now._replace(trash_days=days[1]))
+    left = client.unlink(ROOT_CALLER, ROOT_INO, b"a")
+    assert (left.parent >= TRASH_INO) == bool(days[1])
+    assert bool(hours(engine.meta())) == bool(days[1])
+    for hour in hours(client):
+        expire(client, hour)
+
+
+def test_who_only_looks_hears_of_it_with_the_next_beat(engine: Engine) -> None:
+    admin, idle = engine.meta(), engine.meta()
+    limit(admin, 7)
+    assert idle.statfs().inodes_limit == 0
+    idle.refresh_settings()
+    assert idle.statfs().inodes_limit == 7
+    before = idle.store.round_trips
+    idle.refresh_settings()
+    assert idle.store.round_trips - before <= 2  # on TiKV a timestamp comes first
+
+
+def test_who_has_not_heard_can_leave(engine: Engine) -> None:
+    """Its last commit is made under old settings, and has to follow the new ones."""
+    admin, leaver = engine.meta(), engine.meta()
+    assert leaver.session is not None
+    sid = leaver.session.id
+    limit(admin, 7)
+    leaver.close_session()  # it did so for half a minute, in vain
+    assert sid not in [each.id for each in admin.sessions()]
+    assert leaver.session is None
+
+
+def test_sessions_begin_with_the_settings_of_the_day(engine: Engine) -> None:
+    admin = engine.meta()
+    for inodes in (5, 6):
+        settings = limit(admin, inodes)
+        late = engine.meta()
+        assert late.format.inodes == inodes
+        assert fence_of(late) == settings.edition
+    assert limit(admin, 6) == settings  # nothing to do, and nobody is bothered
+    assert fence_of(admin) == settings.edition
+
+
+def test_an_ended_session_is_not_brought_back(engine: Engine) -> None:
+    admin, dead, alive = engine.meta(), engine.meta(), engine.meta()
+    assert dead.session is not None
+    admin.end_session(dead.session.id)
+    limit(admin, 9)
+    assert fence_of(dead) is None
+    with pytest.raises(Fenced):
+        create(dead, b"x")
+    create(alive, b"y")
+
+
+def test_publishing_goes_on_where_it_was_broken_off(engine: Engine) -> None:
+    """Who was killed between the change and its news leaves it to the next."""
+    admin, other = engine.meta(), engine.meta()
+    settings = volume.pack_format(admin.format._replace(inodes=4, changes=1))
+    admin.transactor.run(lambda txn: txn.put(schema.FORMAT, schema.FORMAT_FIELD, settings))
+    assert fence_of(other) == b"1"
+    create(other, b"a")  # under the old settings still
+    accounting.publish(admin)
+    assert fence_of(other) == fence_of(admin) == b"2"
+    create(other, b"b")
+    assert other.format.inodes == 4
+
+
+@pytest.mark.parametrize("state", [ARMED, COUNTING])
+def test_a_count_goes_on_where_it_was_broken_off(engine: Engine, state: str) -> None:
+    admin, other = engine.meta(), engine.meta()
+    create(other, b"a")
+    broken = admin.format._replace(accounting=state, epoch=3, changes=1)
+    admin.transactor.run(
+        lambda txn: txn.put(schema.FORMAT, schema.FORMAT_FIELD, volume.pack_format(broken))
+    )
+    create(other, b"b")
+    late = engine.meta()
+    create(late, b"c")
+    accounting.start(admin)
+    assert admin.transactor.view(volume.load_format).accounting == ON
+    create(other, b"d")
+    assert accounting.get_quota(admin, b"u\0\0\0\0").used.inodes == 5
+
+
+def test_many_threads_meet_new_settings(engine: Engine) -> None:
+    admin, busy = engine.meta(), engine.meta()
+    made: list[bytes] = []
+
+    def work(number: int) -> None:
+        for n in range(10):
+            name = b"%d.%d" % (number, n)
+            create(busy, name)
+            made.append(name)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for inodes in (1000, 2000, 3000):
+        limit(admin, inodes)
+    for thread in threads:
+        thread.join()
+    assert len(made) == 40
+    create(busy, b"last")
+    assert busy.format.inodes == 3000

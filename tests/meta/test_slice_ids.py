@@ -1,0 +1,258 @@
+"""R1: floors: what a client may still commit, and what it must not commit any more."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsclient.id_set import PAGE_BYTES, IdSet
+from fsmeta import schema
+from fsmeta.cache import RowCache
+from fsmeta.engine import Meta
+from fsmeta.errors import Ambiguous, Unavailable, Voided
+from fsmeta.id_supply import SLICE_BATCH
+from fsmeta.ops import collect
+from fsmeta.runtime import SystemRuntime
+from fsmeta.slice_ids import SliceIds
+from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.transact import Transactor
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Slice, SliceId
+from fsmeta.volume import create_volume, new_format
+
+RUNTIME = SystemRuntime()
+
+
+class Supply:
+    """Ids in batches of ten; who asks for a batch gets the next ten."""
+
+    def __init__(self) -> None:
+        self.handed_out = 1
+        self._batch: list[int] = []
+        self._idle = True
+
+    def take(self) -> int:
+        if not self._batch:
+            self._batch = list(range(self.handed_out, self.handed_out + 10))
+            self.handed_out += 10
+        self._idle = False
+        return self._batch.pop(0)
+
+    def following(self) -> int | None:
+        return self._batch[0] if self._batch else None
+
+    def let_go_if_idle(self) -> None:
+        if self._idle:
+            self.let_go()
+        self._idle = True
+
+    def let_go(self) -> None:
+        self._batch = []
+
+
+class Waiting(Supply):
+    """Asks a store, which waits for `told`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.told = threading.Event(), threading.Event()
+
+    def take(self) -> int:
+        self.asked.set()
+        assert self.told.wait(20)
+        return super().take()
+
+
+def test_what_is_held_back_is_told_while_an_id_is_taken() -> None:
+    supply = Waiting()
+    ids = SliceIds(RUNTIME, supply)
+    taking = threading.Thread(target=ids.take)
+    taking.start()
+    assert supply.asked.wait(20)
+    ids.keep([7], True)  # by a store that answers nobody meanwhile
+    supply.told.set()
+    taking.join()
+    assert ids.floor(11) == 1
+    ids.end([1], True)
+    assert ids.floor(11) == 2
+
+
+def test_the_floor_is_the_lowest_that_may_be_committed() -> None:
+    supply = Supply()
+    ids = SliceIds(RUNTIME, supply)
+    assert ids.floor(1) == 1
+    first, second = ids.take(), ids.take()
+    assert (first, second, ids.floor(11)) == (1, 2, 1)
+    with ids.committing([first]):
+        assert ids.floor(11) == 1
+    assert ids.floor(11) == 2
+    ids.give_up([second])
+    assert ids.floor(11) == 3, "the next of the batch"
+    supply.handed_out = 500  # by others
+    ids.let_go_if_idle()
+    assert ids.floor(500) == 3
+    ids.let_go_if_idle()
+    assert ids.floor(500) == 500, "an idle client holds nobody up"
+    assert ids.take() == 500
+
+
+def test_a_commit_that_fails_leaves_its_slices_open() -> None:
+    ids = SliceIds(RUNTIME, Supply())
+    one = ids.take()
+    with pytest.raises(Unavailable), ids.committing([one]):
+        raise Unavailable("away")
+    assert ids.floor(11) == 1
+
+
+def test_what_is_given_up_in_the_midst_of_a_commit_waits_for_its_end() -> None:
+    ids = SliceIds(RUNTIME, Supply())
+    one, two = ids.take(), ids.take()
+
+    def commit() -> None:
+        with ids.committing([one]):
+            ids.give_up([one])
+            assert ids.floor(11) == one, "the commit may still work"
+            raise Unavailable("away")
+
+    with pytest.raises(Unavailable):
+        commit()
+    assert ids.floor(11) == two
+
+
+def test_a_commit_of_unknown_outcome_keeps_its_slices_for_good() -> None:
+    ids = SliceIds(RUNTIME, Supply())
+    one = ids.take()
+    with pytest.raises(Ambiguous), ids.committing([one]):
+        raise Ambiguous("no answer")
+    ids.give_up([one])
+    assert ids.floor(11) == 1
+    with ids.committing([one]):
+        pass
+    assert ids.floor(11) == 2, "unless the same is committed after all"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "commit", "give_up", "beat"]), st.integers(0))))
+def test_no_floor_ever_passes_what_is_committed_later(steps: list[tuple[str, int]]) -> None:
+    supply = Supply()
+    ids = SliceIds(RUNTIME, supply)
+    open_: list[SliceId] = []
+    floor = 0
+    for verb, which in steps:
+        if verb == "take":
+            open_.append(ids.take())
+            assert open_[-1] >= floor
+        elif verb == "beat":
+            ids.let_go_if_idle()
+            shown = ids.floor(supply.handed_out)
+            assert shown >= floor, "floors only rise"
+            floor = shown
+            assert not open_ or floor <= min(open_)
+        elif open_:
+            each = open_.pop(which % len(open_))
+            assert each >= floor
+            if verb == "commit":
+                with ids.committing([each]):
+                    pass
+            else:
+                ids.give_up([each])
+
+
+def volume() -> tuple[MemBackend, Meta]:
+    backend = MemBackend(RUNTIME)
+    settings = new_format("test", "mem", "")
+    transactor = Transactor(MemStore(backend), RUNTIME, RowCache(RUNTIME))
+    transactor.run(lambda txn: create_volume(txn, settings, (0, 0), 0))
+    return backend, Meta(MemStore(backend), RUNTIME)
+
+
+def test_sessions_show_their_floors() -> None:
+    _, meta = volume()
+    assert meta.open_session({}).floor == 1
+    taken = meta.new_slice_id()
+    _, floor = meta.round_and_floor()
+    meta.beat(0, floor)
+    assert [each.floor for each in meta.sessions()] == [taken]
+    file = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100644)
+    piece = Slice(0, taken, 10, 0, 10)
+    meta.write_slices(file.ino, [(0, piece)], 10, 1)
+    meta.round_and_floor()
+    _, floor = meta.round_and_floor()
+    assert floor == 1 + SLICE_BATCH
+
+
+def test_who_joins_again_after_gc_must_not_commit_what_it_had() -> None:
+    """Its objects may be gone; what it takes from then on is fine."""
+    backend, meta = volume()
+    meta.open_session({})
+    file = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100644)
+    before = Slice(0, meta.new_slice_id(), 10, 0, 10)
+    other = Meta(MemStore(backend), RUNTIME)
+    assert meta.session is not None
+    other.end_session(meta.session.id)
+    _, floor = other.round_and_floor()
+    other.transactor.run(lambda txn: collect.begin(txn, floor, b"run"))
+    record = meta.open_session({}, meta.session.id)
+    assert record.floor == before.id, "what it has open it shows at once"
+    with pytest.raises(Voided, match="gc has come"):
+        meta.write_slices(file.ino, [(0, before)], 10, 1)
+    assert not meta.read_chunk(file.ino, 0)
+    after = Slice(0, meta.new_slice_id(), 10, 0, 10)
+    meta.write_slices(file.ino, [(0, after)], 10, 1)
+    assert meta.read_chunk(file.ino, 0) == [after]
+
+
+def test_who_joins_again_and_gc_sees_it_may_commit() -> None:
+    backend, meta = volume()
+    meta.open_session({})
+    file = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100644)
+    piece = Slice(0, meta.new_slice_id(), 10, 0, 10)
+    other = Meta(MemStore(backend), RUNTIME)
+    assert meta.session is not None
+    other.end_session(meta.session.id)
+    meta.open_session({}, meta.session.id)
+    assert [each.floor for each in other.sessions()] == [piece.id]
+    meta.write_slices(file.ino, [(0, piece)], 10, 1)
+    assert meta.read_chunk(file.ino, 0) == [piece]
+
+
+def test_slices_that_are_shared_while_gc_reads_are_noted() -> None:
+    _, meta = volume()
+    meta.transactor.run(lambda txn: collect.note_shared(txn, [SliceId(5)]))
+    assert not meta.store.scan(schema.SHARED).items, "gc does not run"
+    meta.transactor.run(lambda txn: collect.begin(txn, 7, b"run"))
+    meta.transactor.run(lambda txn: collect.note_shared(txn, [SliceId(5)]))
+    noted = [field for field, _ in meta.store.scan(schema.SHARED).items]
+    assert noted == [schema.pack_u64(5)]
+    assert not meta.transactor.run(lambda txn: collect.end(txn, b"another", noted))
+    assert meta.store.scan(schema.SHARED).items, "whoever took its place needs them"
+    assert meta.transactor.run(lambda txn: collect.end(txn, b"run", noted))
+    assert not meta.store.scan(schema.SHARED).items
+    meta.transactor.run(lambda txn: collect.begin(txn, 3, b"next"))
+    assert meta.transactor.view(collect.void_below) == 7, "it never goes back"
+
+
+@given(st.lists(st.integers(0, 40 * 8 * PAGE_BYTES) | st.integers(0, 2**63)))
+def test_a_set_of_ids_in_little_memory(numbers: list[int]) -> None:
+    ids = IdSet(pages_max=3)
+    for number in numbers:
+        ids.add(number)
+    assert ids.count == len(set(numbers))
+    assert all(number in ids for number in numbers)
+    assert all((n + 1 in ids) == (n + 1 in set(numbers)) for n in numbers)
+    ids.close()
+
+
+def test_w2_what_is_held_back_holds_the_floor() -> None:
+    """Write-back commits a slice long before the store has it; gc must not take it for leaked."""
+    supply = Supply()
+    ids = SliceIds(RUNTIME, supply)
+    first, second = ids.take(), ids.take()
+    with ids.committing([first, second]):
+        ids.keep([first, second], True)
+    assert ids.floor(11) == first
+    ids.keep([first], False)
+    assert ids.floor(11) == second
+    ids.keep([second], False)
+    assert ids.floor(11) == 3

@@ -1,0 +1,47 @@
+"""What the stores of a simulated world have of a directory, whatever its clients believe."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from fsdata.block_names import object_key
+from fsdata.codec import decode
+from fsdata.geometry import block_count, block_length
+from fsmeta import schema
+from fsmeta.types import ROOT_INO, Ino, SliceKind
+from tests.sim.cluster import BLOCK, Cluster
+
+State: TypeAlias = dict[bytes, bytes]  # names and contents
+
+
+def stored(cluster: Cluster, path: bytes) -> State:
+    """What the stores have of a directory, without asking any client; takes no time."""
+    rows, ino = cluster.backend.rows, ROOT_INO
+    for part in path.strip(b"/").split(b"/"):
+        dentry = rows.get(schema.dir_row(ino), {}).get(part)
+        if dentry is None:
+            return {}
+        _, ino = schema.unpack_dentry(b"", part, dentry)
+    found: State = {}
+    for name, value in rows.get(schema.dir_row(ino), {}).items():
+        found[name] = content_of(cluster, schema.unpack_dentry(b"", name, value)[1])
+    return found
+
+
+def content_of(cluster: Cluster, ino: Ino) -> bytes:
+    """All bytes of a file."""
+    fields = cluster.backend.rows[schema.inode_row(ino)]
+    size = schema.unpack_inode(ino, fields[b"a"], fields[b"v"]).size
+    data = bytearray(size)
+    for each in schema.unpack_slices(ino, 0, fields.get(schema.chunk_field(0))):
+        end = min(size, each.pos + each.length)
+        if each.kind is SliceKind.HOLE:
+            data[each.pos : end] = bytes(max(0, end - each.pos))
+            continue
+        blocks = [
+            object_key(each.id, n, block_length(each.size, n, BLOCK))
+            for n in range(block_count(each.size, BLOCK))
+        ]
+        whole = b"".join(decode(cluster.objects.peek(key)) for key in blocks)
+        data[each.pos : end] = whole[each.off : each.off + end - each.pos]
+    return bytes(data)
