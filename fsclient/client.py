@@ -230,7 +230,7 @@ class Client:
         if self.writeback is not None:
             below = self.options.pack_below_for(self.meta.format.storage)
             if below:
-                self.writeback.pack(self.meta, data, self.vfs.files, below)
+                self.writeback.pack(self.meta, data, self.vfs.files, self.cache, below)
             self.vfs.io.on_many_slices = ignore_slices  # tidying comes after publication
             self.writeback.on_write = self.background.committed
             self.blocks.let_through = self.writeback.objects.let_through
