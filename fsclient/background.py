@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, Final
 
 from fsclient.compactor import Compactor
-from fsclient.file_io import DataSide
+from fsclient.data_side import DataSide
 from fsclient.leader import LEASE_S, NEWS_S, Leader
 from fsclient.open_files import OpenFiles
 from fsclient.packer import LEAVE_S, Packer

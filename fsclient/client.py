@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 from fsclient.background import HEARTBEAT_S, Background
 from fsclient.backup import Backups
 from fsclient.cache_options import CacheOptions, open_cache
+from fsclient.commits import ignore_slices
 from fsclient.config import CODECS
-from fsclient.file_io import DataSide, ignore_slices
+from fsclient.data_side import DataSide
 from fsclient.losses import Lost
 from fsclient.metrics import Metrics, data_numbers, metadata_numbers
 from fsclient.object_options import parse_options
@@ -163,7 +164,7 @@ class Client:
         self.vfs.questions.warmer = Warmer(runtime, self.meta, data.epoch, warming, self.disk_cache)
         self.metrics.add(warming.numbers)
         self.background = self._make_background(data)
-        self.vfs.io.on_many_slices = self.background.committed
+        self.vfs.io.commits.on_many_slices = self.background.committed
         self.background.on_lost = self.vfs.locks.lost
         self.backups = Backups(self.meta, stack.store, runtime, self.options.backup_meta_s, sealer)
         self._backup_thread: Thread | None = None
@@ -231,7 +232,7 @@ class Client:
             below = self.options.pack_below_for(self.meta.format.storage)
             if below:
                 self.writeback.pack(self.meta, data, self.vfs.files, below)
-            self.vfs.io.on_many_slices = ignore_slices  # tidying comes after publication
+            self.vfs.io.commits.on_many_slices = ignore_slices  # tidying comes after publication
             self.writeback.on_write = self.background.committed
             self.blocks.let_through = self.writeback.objects.let_through
             self.background.in_use = self.writeback.held_inodes

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
-from fsclient.file_io import DataSide
+from fsclient.data_side import DataSide
 from fsclient.open_files import OpenFiles
 from fsclient.packer import MEMBERS_MIN
 from fsdata.block_names import parse_key

@@ -18,7 +18,8 @@ from fsclient import snapshot_view, trash_view
 from fsclient.atimes import Atimes
 from fsclient.cloner import CLONE_XATTR, Cloner
 from fsclient.coherence import Coherence
-from fsclient.file_io import DataSide, FileIO
+from fsclient.data_side import DataSide
+from fsclient.file_io import FileIO
 from fsclient.file_ranges import FileRanges
 from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, Stat
 from fsclient.locks import FileLocks
