@@ -135,7 +135,7 @@ class Publisher:
     def _do(self, verb: Callable[[Txn], T], *entries: Entry) -> T:
         """Run a verb in the name of our session; of entries, only if gc has not come before."""
         ids = [number for each in entries for number, _ in slices_of(each.name, each.verb_args)]
-        self._run.fence = self._meta.fence_for(ids)
+        self._run.fence = self._meta.sessions.fence_for(ids)
         self._run.edition = self._meta.transactor.edition
         return self._run.run(verb)
 

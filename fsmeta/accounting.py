@@ -168,7 +168,7 @@ def change_settings(
 def publish(meta: Meta) -> None:
     """Return when no session can commit under older settings than those of now."""
     settings = meta.transactor.view(volume.load_format)
-    for session in meta.sessions():
+    for session in meta.sessions.all():
         meta.transactor.run(partial(_raise, sid=session.id, settings=settings))
 
 

@@ -56,7 +56,7 @@ def repair(
     Raises: ConfigError where it is in use.
     """
     done = list(_end_unreadable_sessions(meta))
-    sessions = meta.sessions()
+    sessions = meta.sessions.all()
     if sessions:
         raise ConfigError(
             f"the volume is used by {len(sessions)} client(s), or was a minute ago: "

@@ -324,6 +324,10 @@ class Transactor:
         self._sequences: Iterator[int] = beside._sequences if beside else count(1)
         self._lock = runtime.lock()
 
+    def unfenced(self) -> Transactor:
+        """For commits that are not of our session."""
+        return Transactor(self.store, self._runtime, self.cache, self._deadline_s)
+
     def run(self, verb: Callable[[Txn], T], call: object = None) -> T:
         """Run a verb that may write; `call` goes with its commit.
 

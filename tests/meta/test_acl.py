@@ -233,7 +233,7 @@ class Planted:
         self.store = MemStore(backend)
         make_volume(self.store, RUNTIME)
         self.meta = Meta(MemStore(backend), RUNTIME)
-        self.meta.open_session({})
+        self.meta.sessions.open({})
         self.directory = self.meta.getattr(ROOT, _dir(self.meta))
         self.file = self.meta.create(ROOT, self.directory.ino, b"f", 0o100644)
         self.link = self.meta.symlink(ROOT, ROOT_INO, b"l", b"to")

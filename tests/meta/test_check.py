@@ -38,7 +38,7 @@ class Tree:
         self.store = MemStore(backend)
         make_volume(self.store, RUNTIME)
         self.meta = Meta(MemStore(backend), RUNTIME)
-        self.meta.open_session({})
+        self.meta.sessions.open({})
         self.d = self.create(ROOT_INO, b"d", 0o40755)
         self.sub = self.create(self.d, b"sub", 0o40755)
         self.f = self.create(self.d, b"f")

@@ -171,7 +171,7 @@ def _opposite_renames(sim: SimRuntime, seed: int, faults: Faults) -> None:
     stores = [FaultStore(MemStore(backend), sim, seed + n, faults) for n in range(2)]
     metas = [Meta(store, sim) for store in stores]
     for meta in metas:
-        meta.open_session({})
+        meta.sessions.open({})
     p, q = _tree(metas[0], b"p", b"1", b"2"), _tree(metas[1], b"q", b"3")
     moved: list[bytes] = []
     threads = [
@@ -274,7 +274,7 @@ def _everything(sim: SimRuntime, seed: int, faults: Faults) -> int:
     stores = [FaultStore(MemStore(backend), sim, seed + n, faults) for n in range(2)]
     metas = [Meta(store, sim) for store in stores]
     for meta in metas:
-        meta.open_session({})
+        meta.sessions.open({})
         # few ids: what is looked at below is every inode there ever was
         meta._inos._batch = 20
     threads = [

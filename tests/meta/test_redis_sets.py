@@ -52,7 +52,7 @@ class Clients:
 
     def join(self, deadline_s: float = 30) -> Meta:
         meta = Meta(RedisStore(self._url, RUNTIME, self._wait), RUNTIME, deadline_s)
-        meta.open_session({"host": "test"})
+        meta.sessions.open({"host": "test"})
         self._metas.append(meta)
         return meta
 

@@ -27,8 +27,8 @@ SPARE = schema.pack_dentry(FileType.REG, GONE)
 
 def ended(tree: Tree) -> Meta:
     """Everybody has left."""
-    for each in tree.meta.sessions():
-        tree.meta.end_session(each.id)
+    for each in tree.meta.sessions.all():
+        tree.meta.sessions.end(each.id)
     return Meta(tree.store, RUNTIME)
 
 
@@ -173,7 +173,7 @@ def test_t2_a_clone_that_is_being_built_is_left_to_a_mount() -> None:
     tree.put_attr(tree.linked, nlink=9)
     assert repair(meta, NOW_S)[1].problems == []
     fresh = Meta(tree.store, RUNTIME)
-    fresh.open_session({"host": "test"})
+    fresh.sessions.open({"host": "test"})
     assert clones.abandoned(fresh) == [building._replace(owner=None)]
     clones.discard(fresh, building)
     assert check(tree.store).problems == []

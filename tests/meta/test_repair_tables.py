@@ -208,7 +208,7 @@ def test_r1_each_damage_is_seen_and_mended(name: str) -> None:
     assert_clean(tree.store)
     assert repair(tree.ended, NOW_S) == ([], checked)
     fresh = Meta(tree.store, RUNTIME)
-    fresh.open_session({})
+    fresh.sessions.open({})
     assert fresh.getattr(ROOT_CALLER, tree.f).size == 5000
     assert fresh.getattr(ROOT_CALLER, tree.linked).nlink == 3
 
@@ -238,14 +238,14 @@ def test_p2_acl_records_that_no_inode_has_are_removed() -> None:
     """They are no problem, and stay for ever but for this."""
     tree = Everything()
     meta = Meta(tree.store, RUNTIME)
-    meta.open_session({})
+    meta.sessions.open({})
     meta.setxattr(ROOT_CALLER, tree.f, ACCESS_XATTR, b"")
     for perm in range(4):
         other = LET_IN._replace(named=(Named(True, 7, perm),))
         meta.setxattr(ROOT_CALLER, tree.linked, ACCESS_XATTR, pack_xattr(other))
     found = check(tree.store)
     assert (found.problems, found.acls, found.acls_used) == ([], 6, 2)
-    meta.close_session()
+    meta.sessions.close()
     done, checked = repair(Meta(tree.store, RUNTIME), NOW_S)
     assert len(done) == 4
     assert (checked.acls, checked.acls_used) == (2, 2)
@@ -333,10 +333,10 @@ def test_t2_repairing_directories_leaves_snapshots_as_they_are() -> None:
     """Repairing a directory must not forget its snapshots, nor take what is in them out."""
     tree = Everything()
     meta = Meta(tree.store, RUNTIME)
-    meta.open_session({})
+    meta.sessions.open({})
     taker = Taker(meta, ROOT_CALLER, RUNTIME.now_ns, lambda: False)
     made = taker.take(tree.d, b"snap")
-    meta.close_session()
+    meta.sessions.close()
     meta = tree.ended
     assert_clean(tree.store)
     copied = meta.lookup(ROOT_CALLER, made.root, b"sub").ino

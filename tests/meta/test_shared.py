@@ -46,7 +46,7 @@ class Sharing(RuleBasedStateMachine):
         store = MemStore(MemBackend(RUNTIME))
         make_volume(store, RUNTIME)
         self.meta = Meta(store, RUNTIME)
-        self.meta.open_session({"host": "test"})
+        self.meta.sessions.open({"host": "test"})
         assert self.meta.deletion.take_lead()
         self.files: list[Ino] = []
         self.shown: list[Shown] = []

@@ -267,7 +267,7 @@ def test_t2_what_a_dead_taker_left_is_removed(
     assert two.names(shelf_of(top)) == ([], None)
     assert snapshots.listing(two) == []
     assert check(two.store).problems == []
-    two.end_session(one.session.id)
+    two.sessions.end(one.session.id)
     _leader_removes(two)
     assert two.statfs() == before
     assert check(two.store).problems == []

@@ -29,8 +29,8 @@ def _two_clients(tracked: bool = False) -> Iterator[tuple[Meta, Meta]]:
     backend = MemBackend(RUNTIME)
     inproc.format_volume(lambda: MemStore(backend))
     first, second = (Meta(MemStore(backend, tracked), RUNTIME) for _ in range(2))
-    first.open_session({})
-    second.open_session({})
+    first.sessions.open({})
+    second.sessions.open({})
     yield first, second
     assert check(first.store).problems == []
 

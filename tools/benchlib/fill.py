@@ -61,7 +61,7 @@ def fill_path(url: str, path: bytes, first: int, count: int) -> None:
     runtime = SystemRuntime()
     store = open_store(url, runtime)
     meta = Meta(store, runtime)
-    meta.open_session({"host": "fill"})
+    meta.sessions.open({"host": "fill"})
     try:
         parent = ROOT_INO
         for name in path.split(b"/"):
@@ -71,7 +71,7 @@ def fill_path(url: str, path: bytes, first: int, count: int) -> None:
                 parent = meta.create(ROOT_CALLER, parent, name, stat.S_IFDIR | 0o755).ino
         fill(meta, parent, first, count)
     finally:
-        meta.close_session()
+        meta.sessions.close()
         store.close()
 
 
