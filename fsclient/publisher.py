@@ -29,7 +29,8 @@ from fsmeta.schema_journal import journal_row
 from fsmeta.store import Store
 from fsmeta.store_staged import StagedStore
 from fsmeta.together import Together
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from fsmeta.ops import census
 from fsmeta.ops.inode import get_stable
 from fsmeta.ops.session import raise_fence
 from fsmeta.store import BESIDE, Page, RowPage, Store
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Ino, SessionId, Usage
 from fsmeta.volume import ARMED, COUNTING, OFF, ON, VolumeFormat
 

@@ -45,7 +45,8 @@ from fsmeta.runtime import Runtime
 from fsmeta.schema_sessions import SessionRecord
 from fsmeta.slice_ids import SliceIds
 from fsmeta.store import Store
-from fsmeta.transact import DEADLINE_S, Transactor, Txn
+from fsmeta.transact import DEADLINE_S, Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import (
     ROOT_CALLER,
     ROOT_INO,

@@ -15,7 +15,8 @@ from fsmeta.ops import reclaim
 from fsmeta.ops import session as sessions
 from fsmeta.schema_sessions import SessionRecord
 from fsmeta.store import Page
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import Ino, SessionId, SliceId
 
 _PURGE_BATCH: Final = 100  # inodes a commit; their rows are read in one request

@@ -23,7 +23,8 @@ from fsmeta.ops.session import Belongings
 from fsmeta.schema_sessions import SessionRecord, pack_session
 from fsmeta.slice_ids import SliceIds
 from fsmeta.store import EDITION
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import SessionId
 from fsmeta.volume import VolumeFormat
 

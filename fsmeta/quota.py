@@ -26,7 +26,7 @@ from fsmeta.ops.inode import Env, get_attr, get_stable
 from fsmeta.schema import ACCOUNTS, ATTR_FIELD
 from fsmeta.sealed import SEALED_INO
 from fsmeta.store import limit_field
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Ino, StatFs, Usage
 
 DIR: Final = b"d"

@@ -26,8 +26,8 @@ from fsmeta.repair_snapshots import Shelves
 from fsmeta.schema_sessions import unpack_session
 from fsmeta.sealed import is_sealed, is_shelf
 from fsmeta.slices import covered
-from fsmeta.transact import Txn
 from fsmeta.trash import is_trash
+from fsmeta.txn import Txn
 from fsmeta.types import (
     FLAGS,
     NO_PARENT,

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from fsmeta import schema
 from fsmeta.errors import ConfigError, Corrupt, NoVolume
 from fsmeta.ops.inode import put_attr
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import BLOCK_BYTES_MAX, ROOT_INO, Usage
 
 BLOCK_BYTES_MIN: Final = 64 << 10

@@ -15,8 +15,8 @@ from fsmeta import schema
 from fsmeta.ops.inode import Env
 from fsmeta.sealed import SEALED_INO
 from fsmeta.store import COMMIT_OPS_MAX
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import FLAG_NOATIME, Attr, Ino
 
 USES_MAX: Final = 64  # of a commit: with more than 128 rows a script of Redis 7.0 takes long

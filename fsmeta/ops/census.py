@@ -12,7 +12,7 @@ from typing import Final
 from fsmeta import quota, schema
 from fsmeta.ops.inode import Env
 from fsmeta.sealed import is_sealed
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_CALLER, Attr, Ino, Usage
 from fsmeta.volume import COUNTING, load_format
 

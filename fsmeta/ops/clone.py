@@ -23,8 +23,8 @@ from fsmeta.ops.remove import drop_root
 from fsmeta.schema_packing import is_open_segment
 from fsmeta.sealed import is_sealed
 from fsmeta.store import COMMIT_OPS_MAX
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import FLAGS_INHERITED, Attr, FileType, Ino, SessionId, SliceId, SliceKind
 
 CHILDREN_MAX: Final = 300  # of one step: their rows come in one request

@@ -10,7 +10,7 @@ from fsmeta import access, quota, schema
 from fsmeta.ops.acl import inherit
 from fsmeta.ops.inode import Env, get_place, put_attr, put_dentry, require, touch_dir
 from fsmeta.schema import Stable
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import FLAGS_INHERITED, SYMLINK_MAX, Attr, FileType, Ino
 
 

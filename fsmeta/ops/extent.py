@@ -16,7 +16,7 @@ from fsmeta.cache import Missing, RowCache
 from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
 from fsmeta.sealed import is_sealed
 from fsmeta.slices import covered
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import (
     AT_END,
     AT_END_AGAIN,

@@ -10,8 +10,8 @@ from fsmeta import access, schema
 from fsmeta.acl import Acl, unpack_record
 from fsmeta.schema import Stable
 from fsmeta.sealed import SEALED_INO, SHELVES, is_sealed, is_shelf, shelf_attr
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO, directory_attr, is_trash
+from fsmeta.txn import Txn
 from fsmeta.types import NAME_MAX, NO_PARENT, ROOT_INO, Attr, Caller, FileType, Ino, Usage
 
 

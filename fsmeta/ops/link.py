@@ -17,8 +17,8 @@ from fsmeta.ops.inode import (
 from fsmeta.ops.remove import move_parent_count
 from fsmeta.ops.tmpfile import first_name
 from fsmeta.sealed import is_sealed
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import LINK_MAX, NO_PARENT, Attr, Ino
 
 

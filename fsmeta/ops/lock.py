@@ -18,7 +18,7 @@ from fsmeta.errors import Conflict
 from fsmeta.ops.inode import get_attr
 from fsmeta.schema_locks import Kind, Lock, Owner, Wait
 from fsmeta.store import Key
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import Attr, Ino, SessionId
 
 RING_STEPS_MAX: Final = 32  # requests to follow who waits for whom; a longer ring is not found

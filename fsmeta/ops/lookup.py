@@ -22,7 +22,7 @@ from fsmeta.ops.inode import (
     require,
     require_unsealed,
 )
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import NAME_MAX, ROOT_INO, Attr, Ino
 
 _DOTS: Final = (b".", b"..")

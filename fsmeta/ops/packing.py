@@ -20,7 +20,7 @@ from fsmeta.ops.reclaim import Drops, count_drops
 from fsmeta.schema_packing import PACKED, pack_members, unpack_members
 from fsmeta.sealed import is_sealed
 from fsmeta.store import COMMIT_OPS_MAX
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import Ino, Slice, SliceId, SliceKind
 
 MEMBERS_MAX: Final = 128  # of a segment: with more rows a script of Redis 7.0 takes milliseconds

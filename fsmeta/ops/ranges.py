@@ -17,7 +17,7 @@ from fsmeta.ops.collect import share
 from fsmeta.ops.extent import CHUNKS_A_COMMIT, bury, chunks_of, split
 from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
 from fsmeta.slices import covered, resolve
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import (
     CHUNK_BYTES,
     FILE_SIZE_MAX,

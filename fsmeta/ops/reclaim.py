@@ -19,7 +19,7 @@ from fsmeta.ops.extent import bury
 from fsmeta.schema_packing import PACKED
 from fsmeta.schema_sessions import SessionRecord, unpack_session
 from fsmeta.store import Key
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import Ino, SessionId, SliceId
 
 Drops: TypeAlias = Mapping[bytes, list[tuple[SliceId, int]]]  # by field of X

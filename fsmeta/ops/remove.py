@@ -14,8 +14,8 @@ from fsmeta import access, quota, schema
 from fsmeta.ops.inode import Env, Found, find, get_place, put_attr, require, touch_dir
 from fsmeta.ops.trash import put_away, still_there
 from fsmeta.schema import Stable
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, SNAPSHOTS_SHIFT, Attr, Dentry, FileType, Ino
 
 

@@ -25,8 +25,8 @@ from fsmeta.ops.inode import (
 )
 from fsmeta.ops.inode import put_dentry as put_name
 from fsmeta.ops.remove import drop_dir, drop_name, move_parent_count, require_removable
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, FileType, Ino
 
 NOREPLACE: Final = 1

@@ -21,7 +21,7 @@ from fsmeta.schema_packing import (
     unpack_open,
 )
 from fsmeta.store import FENCE_FIELD
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import Ino
 
 

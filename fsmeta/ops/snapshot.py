@@ -24,8 +24,8 @@ from fsmeta.schema_snapshots import (
 )
 from fsmeta.sealed import is_sealed, shelf_of
 from fsmeta.slices import resolve
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import (
     FLAGS_INHERITED,
     NO_PARENT,

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from fsmeta import quota, schema
 from fsmeta.ops.inode import Env, put_dentry
-from fsmeta.transact import Txn
 from fsmeta.trash import Origin, entry_name, is_cut
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, Attr, Dentry, Ino
 
 

@@ -13,7 +13,7 @@ from fsmeta.ops import acl as acls
 from fsmeta.ops.inode import Env, get_attr, require, require_unsealed
 from fsmeta.ops.lookup import known_attr
 from fsmeta.store import Key
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import XATTR_NAME_MAX, XATTR_SIZE_MAX, Attr, FileType, Ino
 
 CREATE: Final = 1  # xattr.h

@@ -12,7 +12,8 @@ import pytest
 from fsmeta.engine import Meta
 from fsmeta.errors import Ambiguous, ConfigError, Rewound, StoreError
 from fsmeta.store_redis import RedisStore, Wait
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Dentry
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, make_volume

@@ -16,7 +16,7 @@ from fsmeta.ops.packing import part
 from fsmeta.ops.ranges import Span
 from fsmeta.schema_packing import PACKED, OpenSegment, is_open_segment, unpack_open
 from fsmeta.store import DELETE, PUT
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SessionId, SetAttr, Slice, SliceId
 from tests.meta.engines import Engine
 from tests.meta.test_check import Tree

@@ -20,7 +20,7 @@ from fsmeta.ops.rename import Place
 from fsmeta.quota import user_node
 from fsmeta.store import Parts, Store
 from fsmeta.together import Together, Unfit, composed
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr, Slice, SliceId
 from tests.conftest import assert_clean
 from tests.meta.engines import Engine, open_engine

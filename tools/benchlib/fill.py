@@ -18,7 +18,7 @@ from fsclient.config import open_store
 from fsmeta import schema
 from fsmeta.engine import Meta
 from fsmeta.runtime import SystemRuntime
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType, Ino
 
 FILES_A_COMMIT: Final = 1000  # three writes each, and 4096 are what a commit takes
