@@ -31,15 +31,7 @@ from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.trash import TRASH_INO
-from fsmeta.types import (
-    FILE_SIZE_MAX,
-    ROOT_CALLER,
-    Attr,
-    Caller,
-    Ino,
-    SetAttr,
-    SliceId,
-)
+from fsmeta.types import FILE_SIZE_MAX, ROOT_CALLER, Attr, Caller, Ino, SetAttr, SliceId
 
 
 class FileIO:

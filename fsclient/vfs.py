@@ -39,15 +39,7 @@ from fsmeta.schema_locks import Kind
 from fsmeta.sealed import SHELF_NAME, is_shelf
 from fsmeta.snapshots import remove as remove_snapshot
 from fsmeta.trash import TRASH_INO, TRASH_NAME
-from fsmeta.types import (
-    ROOT_INO,
-    Caller,
-    Dentry,
-    FileType,
-    Ino,
-    SetAttr,
-    StatFs,
-)
+from fsmeta.types import ROOT_INO, Caller, Dentry, FileType, Ino, SetAttr, StatFs
 
 
 class VFS:

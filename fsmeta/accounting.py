@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from fsmeta import quota, schema, volume
+from fsmeta import quota, schema, schema_inode, volume
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError
 from fsmeta.ops import census
@@ -199,7 +199,7 @@ def start(meta: Meta, progress: Progress | None = None) -> None:
 def _arm(settings: VolumeFormat) -> VolumeFormat:
     if settings.accounting != OFF:
         return settings
-    return settings._replace(accounting=ARMED, epoch=settings.epoch % (schema.MARKS - 1) + 1)
+    return settings._replace(accounting=ARMED, epoch=settings.epoch % (schema_inode.MARKS - 1) + 1)
 
 
 def _advance(settings: VolumeFormat, old: str, new: str) -> VolumeFormat:

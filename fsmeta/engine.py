@@ -26,17 +26,7 @@ from fsmeta.errors import ConfigError
 from fsmeta.id_supply import INO_BATCH, SLICE_BATCH, IdSupply
 from fsmeta.neighbours import Neighbours
 from fsmeta.ops import acl as acls
-from fsmeta.ops import (
-    attr,
-    create,
-    directory,
-    extent,
-    flags,
-    link,
-    lookup,
-    remove,
-    rename,
-)
+from fsmeta.ops import attr, create, directory, extent, flags, link, lookup, remove, rename
 from fsmeta.ops import xattr as xattrs
 from fsmeta.ops.create import NewNode
 from fsmeta.ops.inode import Changed, Env

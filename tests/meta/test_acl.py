@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fsmeta import acl, schema
+from fsmeta import acl, schema, schema_inode
 from fsmeta.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named
 from fsmeta.check import check
 from fsmeta.dump import dump, load
@@ -240,7 +240,7 @@ class Planted:
 
     def put(self, attr: Attr) -> None:
         row = schema.inode_row(attr.ino)
-        self.store.commit(change((PUT, row, b"a", schema.pack_attr(attr))))
+        self.store.commit(change((PUT, row, b"a", schema_inode.pack_attr(attr))))
 
     def put_record(self, number: int, value: bytes, field: bytes = schema.ACL_FIELD) -> None:
         self.store.commit(change((PUT, schema.acl_row(number), field, value)))

@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.cache import Missing
 from fsmeta.engine import Meta
 from fsmeta.ops.rename import EXCHANGE, Place
@@ -231,7 +231,7 @@ def test_directories_moved_by_many_make_no_loop(engine: Engine) -> None:
         """The name of a directory that may be moving."""
         a = meta.store.read([(schema.inode_row(ino), schema.ATTR_FIELD)])[0]
         assert a is not None
-        return Place(schema.unpack_stable(ino, a).parent, name)
+        return Place(schema_inode.unpack_stable(ino, a).parent, name)
 
     def work(meta: Meta, seed: int) -> None:
         chance = random.Random(seed)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fsmeta import clones, schema
+from fsmeta import clones, schema, schema_slices
 from fsmeta.check import check
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError
@@ -71,7 +71,7 @@ DAMAGE: dict[str, Callable[[Tree], None]] = {
         (PUT, schema.ORPHANS, orphan_of(GONE), orphan_of(NOW_S))
     ),
     "a slice in use that waits for deletion": lambda t: t.plant(
-        (PUT, schema.DEAD_SLICES, orphan_of(1), schema.pack_dead([(1, 5000), (900, 7)]))
+        (PUT, schema.DEAD_SLICES, orphan_of(1), schema_slices.pack_dead([(1, 5000), (900, 7)]))
     ),
     "a lost inode of a directory": lambda t: t.plant((DELETE_ROW, schema.inode_row(t.d))),
     "a lost inode": lambda t: t.plant((DELETE_ROW, schema.inode_row(t.f))),

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from fsmeta import clones, schema, snapshots
+from fsmeta import clones, schema, schema_inode, snapshots
 from fsmeta.check import check
 from fsmeta.engine import Meta
 from fsmeta.repair import repair
@@ -68,8 +68,8 @@ class Kept:
         a, v = self.store.read([(row, schema.ATTR_FIELD), (row, schema.VOLATILE_FIELD)])
         assert a is not None
         assert v is not None
-        attr = schema.unpack_inode(self.top, a, v)._replace(flags=flags)
-        self.plant(row, schema.ATTR_FIELD, schema.pack_attr(attr))
+        attr = schema_inode.unpack_inode(self.top, a, v)._replace(flags=flags)
+        self.plant(row, schema.ATTR_FIELD, schema_inode.pack_attr(attr))
 
 
 def take(meta: Meta, source: Ino, name: bytes) -> Snapshot:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta import accounting, acl, quota, schema
+from fsmeta import accounting, acl, quota, schema, schema_inode
 from fsmeta import schema_locks as locks
 from fsmeta.accounting import Limits
 from fsmeta.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named, pack_xattr
@@ -341,9 +341,9 @@ def test_t2_repairing_directories_leaves_snapshots_as_they_are() -> None:
     assert_clean(tree.store)
     copied = meta.lookup(ROOT_CALLER, made.root, b"sub").ino
     attr = meta.getattr(ROOT_CALLER, tree.d)
-    wrong = schema.pack_attr(attr._replace(flags=attr.flags | 1 << 12))
+    wrong = schema_inode.pack_attr(attr._replace(flags=attr.flags | 1 << 12))
     tree.change_field(schema.inode_row(tree.d), schema.ATTR_FIELD, wrong)
-    volatile = schema.pack_volatile(meta.getattr(ROOT_CALLER, copied)._replace(nlink=9))
+    volatile = schema_inode.pack_volatile(meta.getattr(ROOT_CALLER, copied)._replace(nlink=9))
     tree.change_field(schema.inode_row(copied), schema.VOLATILE_FIELD, volatile)
     before = tree.store.read([(schema.COUNTERS, schema.NEXT_INO)])
     done, checked = repair(meta, NOW_S)

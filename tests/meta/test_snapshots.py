@@ -22,16 +22,7 @@ from fsmeta.ops.rename import Place
 from fsmeta.schema_snapshots import Snapshot
 from fsmeta.sealed import is_sealed, shelf_of
 from fsmeta.snapshots import Taker
-from fsmeta.types import (
-    FLAGS,
-    ROOT_CALLER,
-    ROOT_INO,
-    SNAPSHOTS_SHIFT,
-    Caller,
-    Ino,
-    SetAttr,
-    Slice,
-)
+from fsmeta.types import FLAGS, ROOT_CALLER, ROOT_INO, SNAPSHOTS_SHIFT, Caller, Ino, SetAttr, Slice
 from tests.meta.engines import RUNTIME, Engine
 from tests.meta.test_clone import plant, tree, write
 from tests.outcome import errno_of

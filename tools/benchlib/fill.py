@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from fsclient.config import open_store
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.engine import Meta
 from fsmeta.runtime import SystemRuntime
 from fsmeta.txn import Txn
@@ -43,11 +43,11 @@ def fill(meta: Meta, parent: Ino, first: int, count: int) -> None:
 
 def _create(txn: Txn, parent: Ino, files: list[tuple[bytes, Ino]], now_ns: int) -> None:
     txn.add(schema.USAGE, schema.INODES, len(files))
-    txn.merge(schema.inode_row(parent), schema.VOLATILE_FIELD, schema.touch_parts(now_ns))
+    txn.merge(schema.inode_row(parent), schema.VOLATILE_FIELD, schema_inode.touch_parts(now_ns))
     for name, ino in files:
-        attr = schema.new_attr(ino, stat.S_IFREG | 0o644, 0, 0, parent, now_ns)
-        txn.put(schema.inode_row(ino), schema.ATTR_FIELD, schema.pack_attr(attr))
-        txn.put(schema.inode_row(ino), schema.VOLATILE_FIELD, schema.pack_volatile(attr))
+        attr = schema_inode.new_attr(ino, stat.S_IFREG | 0o644, 0, 0, parent, now_ns)
+        txn.put(schema.inode_row(ino), schema.ATTR_FIELD, schema_inode.pack_attr(attr))
+        txn.put(schema.inode_row(ino), schema.VOLATILE_FIELD, schema_inode.pack_volatile(attr))
         txn.put(schema.dir_row(parent), name, schema.pack_dentry(FileType.REG, ino))
 
 
