@@ -362,7 +362,7 @@ def test_compaction_of_what_shows_no_data() -> None:
         last = client.meta.new_slice_id()
         client.meta.give_up_slices((last,))
         for _ in range(3):
-            _, floor = client.meta.round_and_floor()
+            _, floor = client.meta.sessions.round_and_floor()
         assert floor > last
         hole.close()
         file.close()
