@@ -85,6 +85,7 @@ def staged(tmp_path: Path, runtime: Counting, groups: Groups) -> Iterator[Staged
     made.begin_packing()
     for number in range(THREADS):
         made.put(f"alone/{number}", [b"x"])
+    wait_until(lambda: len(made._jobs._threads) == THREADS)  # each is at one of them
     gate.set()
     assert made.await_empty(runtime.monotonic() + SOON_S)
     wait_until(lambda: made._jobs._idle == THREADS)
