@@ -84,7 +84,11 @@ class Compactor:
             return  # others have replaced those slices meanwhile, and deleted them
         # where this raises, the new slice's objects are left to gc: a commit whose answer was lost
         # may have made them part of the file
-        if not self._exchange(ino, index, old, new):
+        try:
+            exchanged = self._exchange(ino, index, old, new)
+        finally:
+            self._meta.give_up_slices((new_id,))
+        if not exchanged:
             self._blocks.delete([(new_id, max((each.size for each in new), default=0))])
             return
         self.compacted += 1

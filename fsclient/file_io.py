@@ -81,7 +81,7 @@ class FileIO:
         try:
             return self._open(caller, fh, handle, flags, kill_suid)
         except BaseException:
-            self._files.leave(fh)
+            self.release(fh)
             raise
 
     def _open(
@@ -122,9 +122,9 @@ class FileIO:
 
     def release(self, fh: int) -> None:
         """The last close(2) of a handle."""
-        file = self._files.file_handle(fh).file
-        if file.handles == 1 and file.dirty:
-            self._last_flush(file)
+        handle = self._files.file_handle(fh)
+        if self._files.is_last(handle) and handle.file.dirty:
+            self._last_flush(handle.file)
         gone = self._files.leave(fh)
         if gone is None:
             return

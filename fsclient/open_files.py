@@ -38,6 +38,7 @@ class OpenFile:
     def __init__(self, meta: Meta, runtime: Runtime, lock: Lock, ino: Ino) -> None:
         self.ino = ino
         self.handles = 0  # guarded by the table
+        self.leaving = 0  # those of them that are being closed; guarded by the table
         self.writer: FileWriter | None = None  # made under the table's lock, once
         self.length = 0  # as far as we know; a read beyond it asks again; written under _lock
         self.commits = 0  # of ours to this file; written under _lock
@@ -143,6 +144,7 @@ class FileHandle:
         self.reader: FileReader | None = None  # made at the first read
         self.kept = False  # the kernel had pages of the file, so reads may never reach us
         self.direct = False  # it writes past the kernel's pages; guarded by the table
+        self.leaving = False  # it is being closed; guarded by the table
         self.since_ns = 0  # when it was opened, where reading through it moves atime
 
     @property
@@ -264,6 +266,17 @@ class OpenFiles:
                 file.direct += 1
             return True
 
+    def is_last(self, handle: FileHandle) -> bool:
+        """Whether no other handle stays, now that this one is about to `leave`.
+
+        Of several that leave at the same time one is told so.
+        """
+        with self._lock:
+            if not handle.leaving:
+                handle.leaving = True
+                handle.file.leaving += 1
+            return handle.file.leaving == handle.file.handles
+
     def leave(self, fh: int) -> OpenFile | None:
         """A handle is closed; returns its file if that was the last one."""
         with self._lock:
@@ -275,6 +288,8 @@ class OpenFiles:
             if handle.since_ns and handle.was_read:
                 self._atimes.used(handle.file.ino, handle.since_ns)
             handle.file.handles -= 1
+            if isinstance(handle, FileHandle):
+                handle.file.leaving -= handle.leaving
             if isinstance(handle, FileHandle) and handle.direct:
                 handle.file.direct -= 1
                 handle.file.mixed = handle.file.mixed and handle.file.direct > 0

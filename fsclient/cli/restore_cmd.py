@@ -95,8 +95,7 @@ def _put_back(
         if as_json:
             click.echo(json.dumps(record))
         elif outcome.error:
-            line.clear()
-            click.echo(f"slicefs: {_shown(outcome.thing.entry)}: {outcome.error}", err=True)
+            line.say(f"slicefs: {_shown(outcome.thing.entry)}: {outcome.error}")
         else:
             line.show(f"{bar(seen, len(things))}  {seen} of {len(things)}")
 
