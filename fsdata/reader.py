@@ -19,7 +19,8 @@ from typing import TypeAlias
 
 from fsdata.blocks import BlockStore
 from fsdata.geometry import block_ranges, chunk_ranges
-from fsdata.prefetch import Prefetcher, Ticket, Window
+from fsdata.prefetch import Prefetcher
+from fsdata.window import Ticket, Window
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import Runtime
 from fsmeta.slices import Segment, resolve
