@@ -18,7 +18,8 @@ from fsmeta.ops.lock import Answer, Ask
 from fsmeta.schema import inode_row
 from fsmeta.schema_locks import Kind, Lock, Owner, Wait
 from fsmeta.schema_sessions import SessionRecord
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import Attr, Ino, SessionId
 
 ATTRS_MAX: Final = 7  # files whose attributes come with the news; more rows are not of one moment
@@ -30,15 +31,6 @@ class Range(NamedTuple):
     write: bool
     begin: int = 0
     end: int = rows.LOCK_END
-
-
-class Held(NamedTuple):
-    """What a session has of a file's locks."""
-
-    ino: Ino
-    kind: Kind
-    held: int  # ranges
-    waiting: int
 
 
 class LockVerbs:
@@ -171,16 +163,6 @@ class LockVerbs:
         """Who holds locks of a file, and who waits."""
         self._run.cache.drop([rows.lock_row(ino)])
         return self._run.view(lambda txn: lock.locks_of(txn, ino, kind))
-
-    def of_session(self, sid: SessionId) -> list[Held]:
-        """What a session has."""
-        found = []
-        for ino, kind in self._run.view(lambda txn: lock.places(txn, sid)):
-            held, queue = self.locks_of(ino, kind)
-            mine = sum(each.owner.session == sid for each in held)
-            waits = sum(each.lock.owner.session == sid for each in queue)
-            found.append(Held(ino, kind, mine, waits))
-        return found
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fsmeta.schema import DIR_SIZE
+from fsmeta.schema_inode import DIR_SIZE
 from fsmeta.trash import TRASH_INO
 from fsmeta.types import Attr, Ino
 
@@ -36,11 +36,6 @@ def sealed(ino: Ino) -> Ino:
     """The number in a snapshot that is made of one from the volume's supply."""
     assert ino < SHELVES - SEALED_INO, "ids have run out"
     return Ino(SEALED_INO + ino)
-
-
-def supplied(ino: Ino) -> Ino:
-    """The number from the volume's supply that is in `ino`."""
-    return Ino(ino - SEALED_INO) if is_sealed(ino) and not is_shelf(ino) else ino
 
 
 def shelf_of(directory: Ino) -> Ino:
