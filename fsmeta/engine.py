@@ -135,7 +135,7 @@ class Meta:
         edition = self.transactor.edition
         with self._following:  # the lock stays held: who else commits needs the settings
             if self.session is not None and self.transactor.edition == edition:
-                follow = partial(follow_settings, sid=self.session.id)
+                follow = partial(follow_settings, uuid=self.format.uuid, sid=self.session.id)
                 self._obey(self._unfenced().run(follow))
 
     def refresh_settings(self) -> None:
@@ -423,7 +423,7 @@ class Meta:
         proven, floor, now = self.store.history.is_proven, self.slices.floor, self._now_ns()
         try:
             settings, (record, void) = self._unfenced().run(
-                lambda txn: join(txn, info, ended, proven, floor, now)
+                lambda txn: join(txn, self.format.uuid, info, ended, proven, floor, now)
             )
         except Rewound as error:
             self.transactor.stop_writing(error)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fsmeta import schema, volume
 from fsmeta.engine_locks import LockVerbs
-from fsmeta.errors import Fenced
+from fsmeta.errors import Fenced, Rewound
 from fsmeta.ops import session as sessions
 from fsmeta.schema_sessions import SessionRecord, pack_session
 from fsmeta.store import EDITION
@@ -80,23 +80,30 @@ def close_own(run: Transactor, unfenced: Transactor, locks: LockVerbs, sid: Sess
 
 def join(
     txn: Txn,
+    uuid: str,
     info: dict[str, Any],
     ended: SessionId | None,
     is_proven: Callable[[bytes, bytes | None], bool],
     floor: Callable[[int], int],
     now_ns: int,
 ) -> tuple[VolumeFormat, sessions.Joined]:
-    """The volume's settings, and a session that follows them. Raises: NoVolume, Rewound."""
+    """The settings of the volume `uuid`, and a session that follows them.
+
+    Raises: NoVolume, Rewound, also where another volume was made in its place.
+    """
     stored = txn.get_many(((schema.FORMAT, schema.FORMAT_FIELD), *sessions.JOINING))[0]
     edition = EDITION if stored is None else volume.unpack_format(stored).edition
     # first: a store that has lost everything is one that has gone back
     joined = sessions.open_session(txn, info, ended, is_proven, floor, now_ns, edition)
-    return volume.require(stored), joined
+    settings = volume.require(stored)
+    if settings.uuid != uuid:
+        raise Rewound(f"there is another volume now, {settings.uuid}; this mount is of {uuid}")
+    return settings, joined
 
 
-def follow_settings(txn: Txn, sid: SessionId) -> VolumeFormat:
+def follow_settings(txn: Txn, uuid: str, sid: SessionId) -> VolumeFormat:
     """The settings, which our session is to follow from now on. Raises: Fenced."""
     settings = volume.load_format(txn)
-    if not sessions.raise_fence(txn, sid, settings.edition):
+    if settings.uuid != uuid or not sessions.raise_fence(txn, sid, settings.edition):
         raise Fenced(f"session {sid} has ended")
     return settings
