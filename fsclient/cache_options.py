@@ -15,11 +15,13 @@ from collections.abc import Sequence
 from glob import glob, has_magic
 from typing import Final, NamedTuple
 
+from fsclient.lock_reach import locks_may_be_unseen
 from fsclient.sizes import format_size, parse_size
 from fsdata.budget import Budget
 from fsdata.disk_cache import WRITERS, CachePolicy, DiskCache
 from fsdata.disk_cache_disk import EVICTIONS, OPEN_MAX, Disk, DiskLimits
 from fsdata.disk_cache_files import CacheFiles, OsFiles
+from fsdata.disk_cache_member import SHARED_ROUND_S
 from fsdata.objects import ObjectStore
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import Runtime
@@ -106,6 +108,14 @@ def open_cache(
     for member, trouble in zip(cache.members, troubles, strict=True):
         if trouble:
             member.health.lost(trouble)
+        elif fstype := locks_may_be_unseen(member.disk.place.root):
+            log.warning(
+                "cache disk %s is on %s: where other hosts use it, too, nobody knows at once how "
+                "much is there, and --cache-size may be exceeded: name a disk of this host",
+                member.disk.place.root,
+                fstype,
+            )
+            member.recount_s = SHARED_ROUND_S
     return cache
 
 

@@ -17,19 +17,17 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final
 
 from fsclient.atimes import Atimes
-from fsclient.listing import Listing, Positions
+from fsclient.listing import Listing
 from fsclient.nameless import Nameless
 from fsdata.reader import FileReader
 from fsdata.writer import FileWriter, WriteSide
-from fsmeta import access, trash_hours
+from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.runtime import Lock, Runtime
-from fsmeta.trash import TRASH_INO
-from fsmeta.types import ROOT_CALLER, Attr, Caller, Dentry, Ino, Slice
+from fsmeta.types import ROOT_CALLER, Attr, Caller, Ino, Slice
 
 CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does not vouch
 
@@ -183,7 +181,6 @@ class OpenFiles:
         self.nameless = Nameless()
         self._atimes = atimes
         self._lock = runtime.lock()
-        self._positions = Positions(runtime)
         self._next = 1  # guarded by _lock
         self._handles: dict[int, FileHandle | DirHandle] = {}  # guarded by _lock
         self._files: dict[Ino, OpenFile] = {}  # guarded by _lock
@@ -198,19 +195,13 @@ class OpenFiles:
                 handle.since_ns = self._runtime.now_ns()
             return self._add(handle), handle
 
-    def enter_dir(self, ino: Ino) -> int:
-        """A new handle of a directory."""
-        read = partial(self._meta.names if ino != TRASH_INO else self._trash_names, ino)
-        listing = Listing(ino, read, self._positions, self._runtime)
+    def enter_dir(self, ino: Ino, listing: Listing) -> tuple[int, DirHandle]:
+        """A new handle of a directory, which lists it with `listing`."""
         with self._lock:
             handle = DirHandle(self._share(ino), listing)
             if self._atimes.directories:
                 handle.since_ns = self._runtime.now_ns()
-            return self._add(handle)
-
-    def _trash_names(self, ino: Ino, cursor: bytes | None) -> tuple[list[Dentry], bytes | None]:
-        del ino, cursor
-        return trash_hours.listing(self._meta), None
+            return self._add(handle), handle
 
     def _share(self, ino: Ino) -> OpenFile:
         file = self._files.get(ino)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from fsclient.file_io import DataSide
+from fsclient.data_side import DataSide
 from fsclient.open_files import OpenFiles
 from fsdata.geometry import block_ranges
 from fsdata.pool import WorkerPool

@@ -6,6 +6,9 @@ Who mounts with other options than before has another DIR: what was left in the 
 
 One who was killed a moment ago may hold his still, and is waited for: his journal is to be taken.
 
+The lock is all that keeps mounts apart, whatever containers and hosts they are on: pids and names
+mean nothing there. Where other hosts may not see it nothing is staged.
+
 Threading: called before a mount serves.
 """
 
@@ -18,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fsclient.dying import is_held_by_the_dying
+from fsclient.lock_reach import locks_may_be_unseen
 from fsdata import staging_log
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import Runtime
@@ -64,6 +68,7 @@ def _take_below(runtime: Runtime, root: str, volume: str) -> Slot:
     base = os.path.join(os.path.abspath(root), volume)
     try:
         os.makedirs(base, mode=0o700, exist_ok=True)
+        _require_locks(root, base)
         taken = _take(runtime, base)
     except OSError as error:
         raise ConfigError(
@@ -72,6 +77,15 @@ def _take_below(runtime: Runtime, root: str, volume: str) -> Slot:
     if taken is None:
         raise ConfigError(f"staging directory {root}: {SLOTS_MAX} mounts of this volume use it")
     return taken
+
+
+def _require_locks(root: str, base: str) -> None:
+    """Raises: ConfigError where two hosts could take one slot."""
+    if fstype := locks_may_be_unseen(base):
+        raise ConfigError(
+            f"staging directory {root}: it is on {fstype}, where another host may not see that "
+            "this one has a journal there, and would write over it: name a disk of this host"
+        )
 
 
 def _take(runtime: Runtime, base: str) -> Slot | None:

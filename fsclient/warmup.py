@@ -243,7 +243,8 @@ class Run:
         self._ended = False
         self._stopped = ""  # why nothing more is to be begun
         self._error: OSError | None = None  # of `done`
-        self.bytes = 0  # asked for and answered; read without the lock
+        self.bytes = 0  # asked for and answered; read without the lock, as is `passed`
+        self.passed = 0  # bytes of files that are through, whatever became of them
 
     def run(self, files: Iterable[Found], show: Callable[[], None]) -> None:
         """Take all files through; `show` is called now and then. Raises: Gone, what `files` does.
@@ -316,6 +317,7 @@ class Run:
         """A part is through. Raises: what `done` does."""
         with self._cond:
             self._flying -= 1
+            self.passed += part.end - part.begin
             part.file.left -= 1
             self._cond.notify_all()
             if not part.file.left:

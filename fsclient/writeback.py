@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from fsclient.file_io import DataSide, ignore_slices
+from fsclient.commits import ignore_slices
+from fsclient.data_side import DataSide
 from fsclient.open_files import OpenFiles
 from fsclient.publisher import Publisher
 from fsclient.staged_packer import StagedPacker

@@ -161,7 +161,7 @@ class Disk:
         """
         if found.file.read(len(found.head), 0) == found.head:
             return True
-        self._forget(name)
+        self.forget(name)
         return False
 
     def extents(self, name: str, shard: int) -> Extents:
@@ -217,7 +217,7 @@ class Disk:
 
     def _reopen(self, name: str, shard: int) -> Opened | None:
         """What is there now under this name."""
-        self._forget(name)
+        self.forget(name)
         return self._open_file(name, shard)
 
     def _open_file(self, name: str, shard: int) -> Opened | None:
@@ -258,7 +258,8 @@ class Disk:
             if len(self._open) > self.limits.open_files:
                 self._open.popitem(last=False)
 
-    def _forget(self, name: str) -> None:
+    def forget(self, name: str) -> None:
+        """Let go of an object's file: who comes next opens what there is then."""
         with self._lock:
             self._open.pop(name, None)
 
@@ -338,7 +339,7 @@ class Disk:
             return False
         file.write((data,), RANGES_BASE + begin)
         file.write((pack_ranges(name.encode(), extents),), 0)
-        self._forget(name)
+        self.forget(name)
         with self.usage.locked() as table:
             table.add(shard, file.used_bytes() - before)
         return True
@@ -356,7 +357,7 @@ class Disk:
             raise
         if not fits:  # another mount was faster
             self._unlink(tmp)
-        self._forget(name)
+        self.forget(name)
         return fits
 
     def _rename(self, tmp: str, name: str, shard: int) -> None:
@@ -376,7 +377,7 @@ class Disk:
 
     def drop(self, name: str, shard: int) -> bool:
         """Remove an object's file; whether there was one. Raises: OSError."""
-        self._forget(name)
+        self.forget(name)
         try:
             file = self._files.open(self._path(name, shard))
         except FileNotFoundError:
@@ -455,7 +456,7 @@ class Disk:
             try:
                 for each in self._victims(listed, min(want, max(1, left // EVICT_SHARE))):
                     self._unlink(f"{folder}/{each.name}")
-                    self._forget(each.name)
+                    self.forget(each.name)
                     left -= each.used_bytes
                     self.evicted += 1
             finally:

@@ -34,12 +34,14 @@ WAIT_S: Final = 0.001  # reads that take longer wait for a disk; others are copi
 AVERAGE_OF: Final = 8
 LOOK_S: Final = 5.0  # how often the keeper looks whether the disk is there
 ROUND_S: Final = 3600.0  # how often it counts everything
+SHARED_ROUND_S: Final = 600.0  # and where nobody can lock the count: what is too much goes then
 FIRST_ROUND_S: Final = 10.0  # a mount has more urgent things to do at first
 STEP_S: Final = 0.01  # between two shards: a round leaves disk and processors to others
 CLOSE_S: Final = 5.0  # how long a disk that hangs keeps a mount from ending
 
 _NOTHING: Final = Holding(False, 0)
 _NOT_WRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_TAKEN_AWAY: Final = (errno.ENOENT, errno.ESTALE)  # NFS forgets open files that others remove
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ESTALE)
 
 
@@ -64,6 +66,7 @@ class Member:
         self._hung = False  # a thread may never come back from this disk
         self._keeper: Thread | None = None
         self.on_return: Callable[[], None] = _nothing
+        self.recount_s = ROUND_S
 
     def start(self) -> None:
         """Begin to look after the disk."""
@@ -121,6 +124,7 @@ class Member:
         except BadFile as error:
             self._distrust(name, shard, str(error))
         except OSError as error:
+            self.disk.forget(name)
             self._met(error)
         finally:
             self._end(token)
@@ -199,7 +203,7 @@ class Member:
         why = error.strerror or str(error)
         if writing and error.errno in _NOT_WRITABLE:
             self.health.pause(why)
-        elif error.errno == errno.ENOENT and self._is_present():
+        elif error.errno in _TAKEN_AWAY and self._is_present():
             log.debug("cache disk %s: %s; another mount was faster", self.disk.place.root, error)
         elif error.errno in _GONE:
             self.health.lost(why)
@@ -238,7 +242,7 @@ class Member:
     def _round_s(self) -> float:
         """Seconds between rounds: files expire in time."""
         expire_s = self.disk.limits.expire_s
-        return min(ROUND_S, expire_s / 2) if expire_s else ROUND_S
+        return min(self.recount_s, expire_s / 2) if expire_s else self.recount_s
 
     def _look(self) -> float:
         """Look whether the disk is there and well; seconds until the next look."""

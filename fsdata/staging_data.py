@@ -79,7 +79,7 @@ class StagingData:
         self._spares: list[tuple[int, int]] = []  # segments to be written over, and their sizes
         self.spare_bytes = 0  # how much of that there may be
         found = [int(name[len(PREFIX) :], 16) for name in disk.names() if name.startswith(PREFIX)]
-        self._found = found  # from before
+        self._found = found  # from before: nobody knows yet what is wanted of them
         self._next = max(found, default=0) + 1
 
     def used(self) -> int:
@@ -143,13 +143,12 @@ class StagingData:
             segment.dirty = spot.segment in self._found  # nobody knows what that process has synced
 
     def sweep(self) -> None:
-        """Remove segments from before that nothing was adopted from."""
-        for number in self._found:
-            with self._lock:
-                wanted = number in self._segments or number in dict(self._spares)
-            if not wanted:
-                self._disk.remove(_name(number))
-        self._found = []
+        """All that is wanted is adopted: remove segments from before of which nothing is."""
+        with self._lock:
+            found, self._found = self._found, []
+            for number in found:
+                self._segments.setdefault(number, _Segment())
+                self._retire(number)
 
     def read(self, spot: Spot) -> bytes:
         """A whole object, which is what was put. Raises: ObjectDamaged."""
@@ -179,9 +178,13 @@ class StagingData:
                 self._retire(number)
 
     def _retire(self, number: int) -> None:
-        """Remove or keep a segment that nobody writes to or wants. The caller holds the lock."""
+        """Remove or keep a segment that nobody writes to or wants. The caller holds the lock.
+
+        One from before stays until `sweep`: what was adopted may be uploaded before the rest of it
+        is.
+        """
         segment = self._segments.get(number)
-        if segment is not None and not segment.live:
+        if segment is not None and not segment.live and number not in self._found:
             del self._segments[number]
             size = max(segment.length, segment.room)
             fits = SEGMENT_BYTES // 2 < size <= self.spare_bytes - self._spare()

@@ -47,6 +47,7 @@ LONG_FILES: Final = (
     "sim/test_quota.py",
     "faults/test_cache.py",
     "sim/test_collect.py",
+    "data/test_disk_cache_size.py",
 )
 
 

@@ -226,7 +226,7 @@ def _compact(volume: _Volume, place: Place) -> _Compacted | None:
             inodes = failed = 0
             for page in walk.pages(client.meta.store, place.walk_from):
                 for each in page.inodes:
-                    failed += _compact_file(client, each)
+                    failed += _compact_file(client, each, line)
                 inodes += len(page.inodes)
                 line.show(f"{inodes} inodes, {client.background.compacted} chunks compacted")
                 if page.cursor is not None:
@@ -273,7 +273,7 @@ def _pack(volume: _Volume, place: Place, below: int, threads: int) -> Packed | N
 
     def told(ino: Ino, error: Exception) -> None:
         unreadable.append(ino)
-        click.echo(f"slicefs: inode {ino} is not packed: {error}", err=True)
+        line.say(f"slicefs: inode {ino} is not packed: {error}")
 
     with volume.client() as client:
         pool = WorkerPool(volume.runtime, "pack", threads)
@@ -293,7 +293,7 @@ def _pack(volume: _Volume, place: Place, below: int, threads: int) -> Packed | N
             line.clear()
 
 
-def _compact_file(client: Client, inode: Walked) -> int:
+def _compact_file(client: Client, inode: Walked, line: ProgressLine) -> int:
     """Rewrite the chunks of a file for which it pays; how many could not be. Raises: Unavailable.
 
     A damaged file must not keep all the others from being rewritten.
@@ -306,7 +306,7 @@ def _compact_file(client: Client, inode: Walked) -> int:
             client.background.compact(inode.ino, index)
         except (ObjectMissing, ObjectDamaged, Corrupt) as error:
             failed += 1
-            click.echo(f"slicefs: inode {inode.ino}, chunk {index}: {error}", err=True)
+            line.say(f"slicefs: inode {inode.ino}, chunk {index}: {error}")
         except OSError as error:
             if error.errno != errno.ESTALE:  # the file has gone meanwhile
                 raise

@@ -1,14 +1,21 @@
-"""A line that says how far a long command is, rewritten in place; only at a terminal."""
+"""A line that says how far a long command is, rewritten in place; only at a terminal.
+
+Commands that print JSON show none: whoever reads that wants nothing else.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Final
+
+import click
 
 from fsmeta.runtime import Runtime
 
 EVERY_S: Final = 0.5
 _BAR: Final = 30  # characters
+_COLUMNS: Final = 80  # of a terminal that does not say
 _CLEAR: Final = "\r\x1b[K"
 
 
@@ -17,20 +24,43 @@ class ProgressLine:
 
     def __init__(self, runtime: Runtime) -> None:
         self._clock = runtime.monotonic
-        self._shown = -EVERY_S
-        self._on = sys.stderr.isatty()
+        self._next = 0.0
+        self.on = sys.stderr.isatty() and not _prints_json()
+        self._dirty = False
 
     def show(self, text: str) -> None:
         """Put `text` in place of the last one, twice a second at most."""
         now = self._clock()
-        if self._on and now - self._shown >= EVERY_S:
-            self._shown = now
-            print(f"{_CLEAR}{text}", end="", file=sys.stderr, flush=True)
+        if self.on and now >= self._next:
+            self._next, self._dirty = now + EVERY_S, True
+            # a line that is wrapped could not be taken back
+            print(f"{_CLEAR}{text[: _columns() - 1]}", end="", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line of standard error that stays."""
+        self.clear()
+        click.echo(text, err=True)
 
     def clear(self) -> None:
         """Leave nothing behind."""
-        if self._on and self._shown > 0:
+        if self._dirty:
+            self._dirty, self._next = False, 0.0
             print(_CLEAR, end="", file=sys.stderr, flush=True)
+
+
+def _prints_json() -> bool:
+    """Whether the command that runs was asked for JSON."""
+    context = click.get_current_context(silent=True)
+    words = {} if context is None else context.params
+    return bool(words.get("as_json") or words.get("as_json_"))
+
+
+def _columns() -> int:
+    """How wide the terminal is by now."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
+    except OSError:
+        return _COLUMNS
 
 
 def bar(done: int, total: int) -> str:

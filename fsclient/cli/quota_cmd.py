@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import click
 
 from fsclient.cli.options import META_WAIT_S, capacity_size
+from fsclient.cli.progress import ProgressLine, bar
 from fsclient.config import naming, open_store
 from fsclient.quota_names import as_json, fullness, titles
 from fsclient.sizes import SIZE_MAX, format_size
@@ -198,11 +199,11 @@ def _opened(url: str) -> Iterator[Meta]:
 def _progress(meta: Meta, word: str) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal."""
     total = max(1, meta.statfs().inodes_used)
-    if not sys.stderr.isatty():
-        yield lambda _done: None
-        return
-    with click.progressbar(length=total, label=word, file=sys.stderr) as bar:
-        yield lambda done: bar.update(min(done, total) - bar.pos)
+    line = ProgressLine(SystemRuntime())
+    try:
+        yield lambda done: line.show(f"{word} {bar(min(done, total), total)}")
+    finally:
+        line.clear()
 
 
 def _node(meta: Meta, target: _Target, url: str) -> bytes:

@@ -56,7 +56,7 @@ def restore(
         with naming(meta):
             client = Meta(store, runtime, META_WAIT_S)
         info = {"host": socket.gethostname(), "pid": os.getpid(), "does": "slicefs restore"}
-        client.open_session({**info, "started": runtime.now_ns() // 10**9})
+        client.sessions.open({**info, "started": runtime.now_ns() // 10**9})
         try:
             caller = Caller(os.getuid(), os.getgid(), tuple(os.getgroups()))
             restorer = Restorer(client, runtime, caller)
@@ -70,7 +70,7 @@ def restore(
                     click.echo(json.dumps(_record(thing)) if as_json else _line(thing))
             return 0
         finally:
-            client.close_session()
+            client.sessions.close()
     finally:
         store.close()
 
@@ -95,8 +95,7 @@ def _put_back(
         if as_json:
             click.echo(json.dumps(record))
         elif outcome.error:
-            line.clear()
-            click.echo(f"slicefs: {_shown(outcome.thing.entry)}: {outcome.error}", err=True)
+            line.say(f"slicefs: {_shown(outcome.thing.entry)}: {outcome.error}")
         else:
             line.show(f"{bar(seen, len(things))}  {seen} of {len(things)}")
 

@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 import click
 
 from fsclient.cli.options import complete_files
-from fsclient.cli.progress import ProgressLine
+from fsclient.cli.progress import ProgressLine, bar
 from fsclient.daemon import default_log, open_log
 from fsclient.sizes import format_size
 from fsclient.warmer import AT_ONCE
 from fsclient.warmup import Done, Found, Gone, Run, caches, pattern, share, walk, where
 from fsmeta.errors import ConfigError
-from fsmeta.runtime import SystemRuntime
+from fsmeta.runtime import Runtime, SystemRuntime
 
 log = logging.getLogger(__name__)
 
@@ -222,6 +222,34 @@ class _Mounts:
         return count
 
 
+class _Ahead:
+    """Adds up what there is to do while it is being done, in a thread of its own: a bar needs it.
+
+    The kernel keeps what either has looked up, so the other does not wait for it again.
+    """
+
+    def __init__(self, runtime: Runtime, files: Iterator[Found]) -> None:
+        self.total: int | None = None  # bytes, once all are counted
+        self._files = files
+        self._ended = runtime.event()
+        runtime.spawn("warmup-ahead", self._count)
+
+    def _count(self) -> None:
+        total = 0
+        try:
+            for found in self._files:
+                total += found.size
+                if self._ended.is_set():
+                    return
+        except (ConfigError, OSError):
+            return  # who does it meets it, too, and says so
+        self.total = total
+
+    def end(self) -> None:
+        """Nobody wants to know any more."""
+        self._ended.set()
+
+
 class _Job(NamedTuple):
     """All that is to be done."""
 
@@ -240,22 +268,27 @@ class _Job(NamedTuple):
             runtime, self._verb, self.threads, self.mounts.roots, totals.done, self.wish.pages
         )
         progress = ProgressLine(runtime)
+        ahead = self._ahead(runtime) if progress.on else None
         begun = runtime.monotonic()
 
         def show() -> None:
             files, so_far = totals.files, format_size(run.bytes)
-            progress.show(f"{files} files, {so_far} in {runtime.monotonic() - begun:.0f} s")
+            total = None if ahead is None else ahead.total
+            part = "" if total is None else f"{bar(min(run.passed, total), total)}  "
+            progress.show(f"{part}{files} files, {so_far} in {runtime.monotonic() - begun:.0f} s")
 
         stopped = ""
         interrupted = False
         try:
-            run.run(self._files(totals), show)
+            run.run(self._files(totals.failed), show)
         except Gone as error:
             stopped = str(error)
         except KeyboardInterrupt:
             interrupted = True
         finally:
             progress.clear()
+            if ahead is not None:
+                ahead.end()
         self._tell(totals, runtime.monotonic() - begun)
         if interrupted:
             click.echo("slicefs: interrupted: run it again to go on", err=True)
@@ -277,17 +310,23 @@ class _Job(NamedTuple):
             return "memory" if self.wish.memory else ""
         return "both" if self.wish.memory else "disk"
 
-    def _files(self, totals: Totals) -> Iterator[Found]:
+    def _ahead(self, runtime: Runtime) -> _Ahead | None:
+        """Who counts for the bar; nobody can where a list comes through a pipe."""
+        if self.list_file == "-":
+            return None
+        return _Ahead(runtime, self._files(lambda _path, _why: None))
+
+    def _files(self, failed: Callable[[str, str], None]) -> Iterator[Found]:
         """Every file, of what is named and of the list. Raises: OSError."""
         for top in self.tops:
-            yield from walk(top, self.patterns, totals.failed)
+            yield from walk(top, self.patterns, failed)
         if self.list_file is None:
             return
         with click.open_file(self.list_file, "rb") as lines:
             for line in lines:
                 path = os.fsdecode(line.rstrip(b"\r\n"))
                 if path:
-                    yield from self._listed(path, totals.failed)
+                    yield from self._listed(path, failed)
 
     def _listed(self, path: str, failed: Callable[[str, str], None]) -> Iterator[Found]:
         """A line of the list: what is wrong with it does not keep the others from being done."""

@@ -249,6 +249,23 @@ def test_segments_are_written_over(
     assert data.used() == 0
 
 
+def test_w1_an_upload_takes_nothing_from_what_is_yet_to_be_taken_up(disk: DirectoryDisk) -> None:
+    """A fast store had the first object, and its segment was removed with the others in it."""
+    before = StagingData(RUNTIME, disk)
+    objects = {f"a/{number}": bytes([number]) * 1000 for number in range(3)}
+    spots = {key: before.put([data]) for key, data in objects.items()}
+    data = StagingData(RUNTIME, disk)
+    store = MemObjects(RUNTIME)
+    staged = StagedObjects(RUNTIME, store, data)
+    for key, spot in spots.items():
+        assert staged.take_up(key, spot), key
+        assert staged.await_empty(RUNTIME.monotonic() + 10)
+    assert {key: store.get(key) for key in objects} == objects
+    data.sweep()
+    assert (disk.names(), data.used()) == ([], 0)
+    staged.close()
+
+
 def test_other_bytes_are_never_uploaded(disk: DirectoryDisk, log_watch: LogWatch) -> None:
     log_watch.expect("^ERROR fsdata.obj_staged: object a/b is lost")
     data = StagingData(RUNTIME, disk)

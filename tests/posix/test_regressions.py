@@ -31,8 +31,8 @@ def _two_clients(tracked: bool = False) -> Iterator[tuple[Meta, Meta]]:
     backend = MemBackend(RUNTIME)
     inproc.format_volume(lambda: MemStore(backend))
     first, second = (Meta(MemStore(backend, tracked), RUNTIME) for _ in range(2))
-    first.open_session({})
-    second.open_session({})
+    first.sessions.open({})
+    second.sessions.open({})
     yield first, second
     assert check(first.store).problems == []
 
@@ -362,7 +362,7 @@ def test_compaction_of_what_shows_no_data() -> None:
         last = client.meta.new_slice_id()
         client.meta.give_up_slices((last,))
         for _ in range(3):
-            _, floor = client.meta.round_and_floor()
+            _, floor = client.meta.sessions.round_and_floor()
         assert floor > last
         hole.close()
         file.close()

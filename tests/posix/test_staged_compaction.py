@@ -55,7 +55,7 @@ def test_w2_what_could_not_be_compacted_holds_up_no_gc(pair: Pair) -> None:
     pair.release()
     last = pair.mine.meta.new_slice_id()
     pair.mine.meta.give_up_slices((last,))
-    wait_until(lambda: pair.mine.meta.round_and_floor()[1] > last)
+    wait_until(lambda: pair.mine.meta.sessions.round_and_floor()[1] > last)
 
 
 def test_w2_rewritten_data_pass_the_journal(tmp_path: Path) -> None:

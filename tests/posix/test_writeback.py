@@ -177,16 +177,16 @@ def test_w3_so_many_uploads_that_the_link_never_waits(pair: Pair) -> None:
 
 
 def test_w2_gc_leaves_what_is_held_back(pair: Pair) -> None:
-    _, before = pair.mine.meta.round_and_floor()
+    _, before = pair.mine.meta.sessions.round_and_floor()
     pair.hold()
     pair.me.unlink(b"/d/first")
     write(pair.me, b"/d/second", b"second")
     for _ in range(3):
-        _, floor = pair.mine.meta.round_and_floor()
+        _, floor = pair.mine.meta.sessions.round_and_floor()
     assert floor == before, "a slice that is not published may be deleted"
     pair.release()
     for _ in range(3):
-        _, floor = pair.mine.meta.round_and_floor()
+        _, floor = pair.mine.meta.sessions.round_and_floor()
     assert floor > before
 
 
