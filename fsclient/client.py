@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from fsclient.background import HEARTBEAT_S, Background
@@ -20,7 +21,7 @@ from fsclient.file_io import DataSide, ignore_slices
 from fsclient.losses import Lost
 from fsclient.metrics import Metrics, data_numbers, metadata_numbers
 from fsclient.object_options import parse_options
-from fsclient.object_stores import Pacing, Stack, open_objects, stacked
+from fsclient.object_stores import Pacing, Stack, open_objects, place_of, stacked
 from fsclient.packer import PACK_BELOW, PACKED_STORAGES
 from fsclient.vfs import VFS
 from fsclient.virtual import VirtualFiles
@@ -98,6 +99,7 @@ class Client:
     """One client of a volume."""
 
     lost: Lost | None = None  # what could not be stored; known once it has stopped
+    drained = True  # whether others see all that was accepted; the same
 
     def __init__(
         self,
@@ -108,10 +110,11 @@ class Client:
         staging: StagingDisk | None = None,
         offer: KeyOffer | None = None,
         cache_files: CacheFiles | None = None,
+        step: Callable[[str], object] = bool,
     ) -> None:
         """`objects` stands in for the store that the volume's settings name, `staging` for the
         directory of a journal; `offer` opens the volume; `cache_files` stands in for the disks of
-        the cache.
+        the cache; `step` is told what is waited for next.
 
         Raises: ConfigError.
         """
@@ -122,15 +125,14 @@ class Client:
         settings = self.meta.format
         sealer = sealer_of(settings, runtime, offer)
         self.overrides = parse_options(settings.storage, self.options.store_options)
-        raw = objects
-        if raw is None:
-            raw = open_objects(settings, runtime, self.overrides)
+        step(f"the object store, {place_of(settings)}")
+        raw = objects or open_objects(settings, runtime, self.overrides)
         stack = stacked(raw, settings.storage, runtime, self.options.pacing)
         self.objects: ObjectStore = stack.store
         self.budget = Budget(runtime, self.options.buffer_bytes)
         self.writeback: WriteBack | None = None
         if staged is not None:
-            self.writeback = self._open_writeback(staged, store, stack.store, staging)
+            self.writeback = self._open_writeback(staged, store, stack.store, staging, step)
             self.objects = self.writeback.objects
         small = self.options.pack_below_for(settings.storage)
         self.cache = MemCache(runtime, self.budget, settings.block_bytes, small)
@@ -211,9 +213,11 @@ class Client:
         store: Store,
         objects: ObjectStore,
         disk: StagingDisk | None,
+        step: Callable[[str], object],
     ) -> WriteBack:
         """What stands between this client and its stores. Raises: ConfigError."""
         options = self.options
+        step(f"the journal in {options.staging_dir}")
         assert options.writeback is not None, "else nothing is staged"
         runtime = self._runtime
         disk = disk or open_disk(
@@ -317,8 +321,8 @@ class Client:
             losses.add(ino, error)
         self.lost = losses.told(self.meta.store)
         self.vfs.locks.stop()
-        drained = self.writeback is None or self.writeback.stop()
-        if failed or not drained:  # there has been time enough for a store that is away
+        self.drained = self.writeback is None or self.writeback.stop()
+        if failed or not self.drained:  # there has been time enough for a store that is away
             self._leaving.set()
         self.vfs.atimes.stop()
         self.vfs.coherence.stop()

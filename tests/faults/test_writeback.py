@@ -22,7 +22,16 @@ from fsmeta.errors import ConfigError
 from tests.ceph_cluster import CephCluster
 from tests.faults.checkpoint import MARKER, Watcher, Writer
 from tests.faults.places import rados_place, s3_place
-from tests.faults.program import Mount, Volume, needs_mounts, slicefs, succeed, wait_until
+from tests.faults.program import (
+    SLICEFS,
+    Mount,
+    Volume,
+    is_mounted,
+    needs_mounts,
+    slicefs,
+    succeed,
+    wait_until,
+)
 from tests.faults.redis_server import DurableRedis
 
 pytestmark = needs_mounts
@@ -170,7 +179,7 @@ def test_w4_what_umount_leaves_is_said_and_taken_up(embedded: Volume) -> None:
     mine = staged(embedded, "--upload-limit", "100KiB", "--drain-timeout", "0.5")
     Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(4)).write()
     done = slicefs("umount", mine.path)
-    assert done.code == 0, done
+    assert done.code == 3, "a script that ends the host after this would lose them"
     assert "not in the store yet" in done.err, done
     assert journal_files(embedded)
     writer = Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(4))
@@ -182,13 +191,38 @@ def test_w4_what_umount_leaves_is_said_and_taken_up(embedded: Volume) -> None:
     embedded.end("not in the store yet")
 
 
+def test_w4_a_mount_in_the_foreground_says_what_it_leaves(embedded: Volume) -> None:
+    """By its exit code, to whoever started it, as `umount` does."""
+    embedded.format()
+    root = embedded.base / "mnt"
+    root.mkdir()
+    words = ["mount", embedded.meta, str(root), "--cache-dir", "none", "--log", str(embedded.log)]
+    staging = ["--writeback", "--staging-dir", str(embedded.base / "staging")]
+    limits = ["--upload-limit", "64KiB", "--drain-timeout", "0.5"]
+    for options, code in ((limits, 3), ([], 0)):
+        with subprocess.Popen([SLICEFS, *words, *staging, *options]) as process:
+            try:
+                wait_until("it is mounted", 30, lambda: is_mounted(root))
+                wait_until("it serves", 30, (root / ".stats").exists)
+                if code:
+                    (root / "file").write_bytes(os.urandom(12 << 20))
+                else:
+                    succeed("flush", "--wait", root)
+                process.terminate()
+                assert process.wait(60) == code
+            finally:
+                process.kill()
+    assert journal_files(embedded) == []
+    embedded.end("not in the store yet")
+
+
 def test_w4_what_waits_for_the_limit_does_not_outlast_the_drain(embedded: Volume) -> None:
     """The client ended when the block that waited for `--upload-limit` was through, a minute on."""
     embedded.format()
     mine = staged(embedded, "--upload-limit", "64KiB", "--drain-timeout", "0.5")
     (mine.path / "file").write_bytes(os.urandom(12 << 20))
     done = slicefs("umount", mine.path)
-    assert (done.code, done.err.count("not in the store yet")) == (0, 1), done
+    assert (done.code, done.err.count("not in the store yet")) == (3, 1), done
     assert done.seconds < 20
     assert mine.has_ended()
     mine = staged(embedded)
