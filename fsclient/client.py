@@ -303,7 +303,14 @@ class Client:
             )
         if self.writeback is not None:
             self.writeback.recover(self.meta)
+            self.background.beat()  # the floor is that of what was taken up
+            self._announce()
+            self.background.on_joined = self._announce
             self.writeback.start()
+
+    def _announce(self) -> None:
+        assert self.writeback is not None, "called where it is there"
+        self.writeback.announce(socket.gethostname())
 
     def unstored_bytes(self) -> int:
         """What is written and not in the object store yet."""

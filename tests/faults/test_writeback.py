@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.cli import gc_cmd
-from fsmeta.errors import ConfigError
+from fsclient.config import open_store
+from fsmeta.engine import Meta
+from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import CephCluster
 from tests.faults.checkpoint import MARKER, Watcher, Writer
 from tests.faults.places import rados_place, s3_place
@@ -252,25 +254,63 @@ def test_w1_a_mount_without_writeback_says_what_it_does_not_show(embedded: Volum
     embedded.end("has the journal of a mount")
 
 
-def test_w1_gc_deletes_nothing_while_a_journal_is_left_on_its_host(
-    embedded: Volume, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks that a killed mount had uploaded and not published were taken for leaked."""
-    monkeypatch.setattr(gc_cmd, "default_staging", lambda: str(embedded.base / "staging"))
+def end_sessions(volume: Volume) -> None:
+    """What the leader does with sessions that have stood still for a minute, at once."""
+    store = open_store(volume.meta, SystemRuntime())
+    try:
+        meta = Meta(store, SystemRuntime())
+        for each in meta.sessions():
+            meta.end_session(each.id)
+    finally:
+        store.close()
+
+
+def test_w1_gc_deletes_nothing_while_a_journal_is_left(embedded: Volume) -> None:
+    """Blocks that a killed mount had uploaded and not published were taken for leaked.
+
+    Wherever its journal is: the metadata know of it.
+    """
     embedded.format()
-    mine = staged(embedded, "--upload-limit", "64KiB")
-    (mine.path / "file").write_bytes(os.urandom(1 << 20))
+    gc = ("gc", embedded.meta, "--delete", "--age", "0")
+    for data in (os.urandom(6 << 20), os.urandom(6 << 20)):
+        mine = staged(embedded, "--upload-limit", "1MiB")
+        (mine.path / "file").write_bytes(data)
+        mine.kill()
+        wait_until("the client ends", 30, mine.has_ended)
+        succeed(*gc)  # its session holds back what it has uploaded
+        end_sessions(embedded)
+        done = slicefs(*gc)
+        assert done.code == 1, done
+        [journal] = (embedded.base / "staging").glob("*/0")
+        assert (
+            f"slicefs: {journal} on {socket.gethostname()} has the journal of a mount" in done.err
+        )
+        succeed("gc", embedded.meta)  # counting is harmless
+        mine = staged(embedded)
+        succeed("flush", "--wait", mine.path)
+        succeed(*gc)
+        assert (mine.path / "file").read_bytes() == data
+        mine.umount()
+        succeed(*gc)
+    embedded.end("journal|repeated|session .* was ended")
+
+
+def test_w1_a_journal_whose_disk_is_lost_is_given_up(embedded: Volume) -> None:
+    embedded.format()
+    gc = ("gc", embedded.meta, "--delete", "--age", "0")
+    mine = staged(embedded, "--upload-limit", "1MiB")
+    (mine.path / "file").write_bytes(os.urandom(6 << 20))
     mine.kill()
-    uuid = embedded.status()["volume"]["uuid"]
-    [journal] = (embedded.base / "staging" / uuid).iterdir()
     wait_until("the client ends", 30, mine.has_ended)
-    with pytest.raises(ConfigError, match=f"^{journal} has the journal of a mount that has ended"):
-        gc_cmd.gc.main([embedded.meta, "--delete"], standalone_mode=False)
-    mine = staged(embedded)
-    succeed("flush", "--wait", mine.path)
-    gc_cmd.gc.main([embedded.meta, "--delete"], standalone_mode=False)
-    assert len((mine.path / "file").read_bytes()) == 1 << 20
-    embedded.end("journal|repeated")
+    shutil.rmtree(embedded.base / "staging")
+    end_sessions(embedded)
+    done = slicefs(*gc)
+    assert done.code == 1
+    assert "if that disk is lost, say --give-up-journals" in done.err
+    assert slicefs("gc", embedded.meta, "--give-up-journals").code == 1, "it is for --delete"
+    succeed(*gc, "--give-up-journals")
+    succeed(*gc)
+    embedded.end()
 
 
 def test_w4_flush_says_what_waits(embedded: Volume) -> None:

@@ -14,6 +14,15 @@ from fsmeta import quota, schema, volume
 from fsmeta.acl import Acl, Named, pack_record, unpack_record
 from fsmeta.apply import merge
 from fsmeta.errors import ConfigError, Corrupt
+from fsmeta.schema_journal import (
+    HOLDER_FIELD,
+    Holder,
+    is_mark,
+    journal_row,
+    mark_field,
+    pack_holder,
+    unpack_holder,
+)
 from fsmeta.schema_sessions import SessionRecord, pack_session, unpack_session
 from fsmeta.types import (
     CHUNK_BYTES,
@@ -53,6 +62,7 @@ SLICES = [
     Slice(5, SliceId(2**63), 2**32 - 1, 2**32 - 10, 9, SliceKind.SEGMENT),
 ]
 SESSION = SessionRecord(SessionId(9), 3, 2, {"host": "h", "pid": 1})
+HOLDER = Holder(7, "alpha", "/s/0")
 FORMAT = volume.VolumeFormat(
     "vol", "u-u", "file", "/b", 1 << 22, "lz4", 10, 20, unknown={"later": [1]}
 )
@@ -113,6 +123,10 @@ GOLDEN: dict[str, tuple[bytes, str]] = {
         pack_session(SESSION),
         "83 a4 62656174 03 a9 636f6e6669726d6564 02a4 696e666f 82 a4 686f7374 a1 68 a3 706964 01",
     ),
+    "a journal's holder": (
+        pack_holder(HOLDER),
+        "83 a7 73657373696f6e 07 a4 686f7374 a5 616c706861 a5 706c616365 a4 2f732f30",
+    ),
     "format": (
         volume.pack_format(FORMAT),
         "8a a5 6c61746572 91 01 a4 6e616d65 a3 766f6c a4 75756964 a3 752d75"
@@ -145,6 +159,15 @@ def test_golden_bytes(record: str) -> None:
     """A difference here is a new format: it needs docs, a version and a way to read the old one."""
     packed, expected = GOLDEN[record]
     assert packed.hex() == expected.replace(" ", "")
+
+
+def test_a_journals_holder_comes_back_or_is_corrupt() -> None:
+    assert unpack_holder(journal_row(1), pack_holder(HOLDER)) == HOLDER
+    for wrong in (b"", b"\x80", schema.pack_map({"session": "7", "host": "a", "place": "b"})):
+        with pytest.raises(Corrupt):
+            unpack_holder(journal_row(1), wrong)
+    assert is_mark(mark_field(1))
+    assert not is_mark(HOLDER_FIELD)
 
 
 def test_tables() -> None:
