@@ -51,7 +51,7 @@ run: venv ## Mount an embedded volume, do real work on it and show the result
 
 .PHONY: test
 test: packages venv ## Run the tests; ARGS='-k rename -x' are pytest's, JOBS=0 runs one at a time
-	$(BIN)/pytest --tb=short -ra -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONHASHSEED=0 $(BIN)/pytest --tb=short -ra -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: check format-check lint types house
 check: format-check lint types house ## Formatting, lint, types and the house rules

@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, Final
 
 from fsclient.compactor import Compactor
-from fsclient.file_io import DataSide
+from fsclient.data_side import DataSide
 from fsclient.leader import LEASE_S, NEWS_S, Leader
 from fsclient.open_files import OpenFiles
 from fsclient.packer import LEAVE_S, Packer
@@ -113,7 +113,7 @@ class Background:
 
     def start(self) -> None:
         """Join the volume and start working."""
-        self._confirmed = self._meta.open_session(self._info).confirmed
+        self._confirmed = self._meta.sessions.open(self._info).confirmed
         self._beaten = self._runtime.monotonic()
         self._heart = self._runtime.spawn("heartbeat", self._beat_loop)
         self._worker = self._runtime.spawn("background", self._work_loop)
@@ -134,7 +134,7 @@ class Background:
         while self._runtime.monotonic() < deadline:
             if not self._meta.deletion.orphans(1) and not self._meta.deletion.dead_slices(1):
                 return
-            if self._files.all() or len(self._meta.sessions()) > 1 or not self._leader.leads():
+            if self._files.all() or len(self._meta.sessions.all()) > 1 or not self._leader.leads():
                 return
             self._leader.turn(alone=True)
 
@@ -146,7 +146,7 @@ class Background:
             self._heart.join()
         self._pool.close()
         try:
-            self._meta.close_session()
+            self._meta.sessions.close()
         except StoreError as error:
             log.warning("could not end the session: %s", error)
 
@@ -192,7 +192,7 @@ class Background:
             self._forget_everything()
             self._held.clear()
             try:
-                self._confirmed = self._meta.open_session(self._info, ended).confirmed
+                self._confirmed = self._meta.sessions.open(self._info, ended).confirmed
             except Rewound:
                 return
             except (StoreError, OSError) as error:
@@ -225,13 +225,13 @@ class Background:
             # we were stopped, or cut off: news may be late, and a round relies on them
             self._forget_everything()
         self._meta.refresh_settings()
-        number, floor = self._meta.round_and_floor()
+        number, floor = self._meta.sessions.round_and_floor()
         if number > self._confirmed:
-            self._meta.beat(self._confirmed)  # what follows may take a while
+            self._meta.sessions.beat(self._confirmed)  # what follows may take a while
             if self._ready_for_round():
                 self._confirmed = number
         self._release_closed()
-        self._meta.beat(self._confirmed, floor)
+        self._meta.sessions.beat(self._confirmed, floor)
 
     def _ready_for_round(self) -> bool:
         """Hold what is open, drop old slice lists, wait for reads that use them."""

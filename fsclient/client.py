@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple
 from fsclient.background import HEARTBEAT_S, Background
 from fsclient.backup import Backups
 from fsclient.cache_options import CacheOptions, open_cache
+from fsclient.commits import ignore_slices
 from fsclient.config import CODECS
-from fsclient.file_io import DataSide, ignore_slices
+from fsclient.data_side import DataSide
 from fsclient.losses import Lost
 from fsclient.metrics import Metrics, data_numbers, metadata_numbers
 from fsclient.object_options import parse_options
@@ -165,7 +166,7 @@ class Client:
         self.vfs.questions.warmer = Warmer(runtime, self.meta, data.epoch, warming, self.disk_cache)
         self.metrics.add(warming.numbers)
         self.background = self._make_background(data)
-        self.vfs.io.on_many_slices = self.background.committed
+        self.vfs.io.commits.on_many_slices = self.background.committed
         self.background.on_lost = self.vfs.locks.lost
         self.backups = Backups(self.meta, stack.store, runtime, self.options.backup_meta_s, sealer)
         self._backup_thread: Thread | None = None
@@ -235,12 +236,12 @@ class Client:
             below = self.options.pack_below_for(self.meta.format.storage)
             if below:
                 self.writeback.pack(self.meta, data, self.vfs.files, below)
-            self.vfs.io.on_many_slices = ignore_slices  # tidying comes after publication
+            self.vfs.io.commits.on_many_slices = ignore_slices  # tidying comes after publication
             self.writeback.on_write = self.background.committed
             self.blocks.let_through = self.writeback.objects.let_through
             self.background.in_use = self.writeback.held_inodes
             self.vfs.durable = self.writeback
-            self.vfs.cloner.tree = self.writeback.published
+            self.vfs.questions.cloner.tree = self.writeback.published
             self.metrics.add(self.writeback.numbers)
         self.metrics.add(lambda: metadata_numbers(self.meta))
         self.metrics.add(lambda: data_numbers(self.budget, self.cache, self.blocks))
@@ -319,7 +320,7 @@ class Client:
 
     def stop(self) -> bool:
         """Store everything and leave; False where something could not be stored (it is logged)."""
-        self.vfs.cloner.close()
+        self.vfs.questions.cloner.close()
         if self.writeback is None:  # else a journal takes what a store that is away does not
             self._retrying.give_up_together()
         losses = self.vfs.io.losses

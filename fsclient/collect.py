@@ -132,9 +132,9 @@ def settled_floor(meta: Meta) -> tuple[int, str]:
 
 def _floor(meta: Meta) -> tuple[int, str]:
     """Below it no client will commit a slice; and who keeps it below what was handed out."""
-    _, floor = meta.round_and_floor()
+    _, floor = meta.sessions.round_and_floor()
     holder = ""
-    for each in meta.sessions():
+    for each in meta.sessions.all():
         if each.floor < floor:
             floor = each.floor
             holder = f"session {each.id} ({each.info.get('host')} pid {each.info.get('pid')})"

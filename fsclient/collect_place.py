@@ -21,7 +21,7 @@ from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError
 from fsmeta.ops import collect as marks
 from fsmeta.runtime import Runtime
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 
 SAVE_EVERY_S: Final = 5.0  # what is lost by a kill; a save writes 16 MiB of marks at most
 COMPACT: Final = "compact"

@@ -1,6 +1,6 @@
 """Rewriting chunks of many slices as one; the client that wrote them does it.
 
-`FileIO` reports each commit; a chunk that got many is looked at, and rewritten if that pays. The
+`Commits` reports each of them; a chunk that got many is looked at, and rewritten if that pays. The
 metadata exchanges the records only if nobody changed them meanwhile, so any client may compact any
 chunk at any time; the old slices go through a deletion round, which waits for their readers.
 
@@ -84,7 +84,11 @@ class Compactor:
             return  # others have replaced those slices meanwhile, and deleted them
         # where this raises, the new slice's objects are left to gc: a commit whose answer was lost
         # may have made them part of the file
-        if not self._exchange(ino, index, old, new):
+        try:
+            exchanged = self._exchange(ino, index, old, new)
+        finally:
+            self._meta.give_up_slices((new_id,))
+        if not exchanged:
             self._blocks.delete([(new_id, max((each.size for each in new), default=0))])
             return
         self.compacted += 1

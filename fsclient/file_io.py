@@ -1,8 +1,7 @@
 """open, read, write, flush, fsync, release: where a handle meets slices and blocks.
 
-The kernel's page cache is kept over an open when the file's (mtime, size) are what they were when
-its pages were read. What we change ourselves moves that mark along: the kernel has the pages that
-were written, and a time that was set makes none of them old.
+What a writer commits goes through `Commits`, and whether the kernel may keep its pages over an open
+is known to `PageVersions`.
 
 Threading: called by the transport's threads, several for one file at once.
 """
@@ -10,102 +9,29 @@ Threading: called by the transport's threads, several for one file at once.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import stat
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 from fsclient.coherence import Coherence
+from fsclient.commits import Commits
+from fsclient.data_side import DataSide
 from fsclient.direct_io import DirectIO
 from fsclient.filesystem import Buffer, Opened
 from fsclient.losses import Failed, Losses, flush_together
 from fsclient.open_files import FileHandle, OpenFile, OpenFiles
+from fsclient.page_versions import PageVersions
 from fsclient.privileges import JUST_DROP, STRANGER, leaves_setgid, require_drop
-from fsclient.quota_room import QuotaRoom
+from fsclient.room import Room
 from fsclient.unsynced import Unsynced
-from fsdata.blocks import BlockStore
-from fsdata.budget import Budget
-from fsdata.epoch import ReadEpoch
-from fsdata.prefetch import Prefetcher
 from fsdata.reader import FileReader
-from fsdata.uploads import UploadPool
 from fsdata.writer import FileWriter, WriteSide
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
-from fsmeta.ops.inode import Changed
 from fsmeta.runtime import Runtime
 from fsmeta.trash import TRASH_INO
-from fsmeta.types import (
-    AT_END,
-    AT_END_AGAIN,
-    CHUNK_BYTES,
-    FILE_SIZE_MAX,
-    ROOT_CALLER,
-    Attr,
-    Caller,
-    Ino,
-    SetAttr,
-    Slice,
-    SliceId,
-    StatFs,
-)
-
-log = logging.getLogger(__name__)
-
-VERSIONS_MAX: Final = 200_000  # files whose pages may be kept; about 30 MB
-USAGE_TTL_S: Final = 1.0  # how old the volume's usage may be when a write is measured against it
-
-
-class PageVersions:
-    """Which (mtime, size) of a file the kernel's pages show."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._lock = runtime.lock()
-        self._known: OrderedDict[Ino, tuple[int, int]] = OrderedDict()  # guarded by _lock
-
-    def still(self, attr: Attr, kept: bool = True) -> bool | None:
-        """Whether pages read earlier show `attr`'s version; None where there are none we know of.
-
-        From now on they do, or are not to be `kept` by who opens the file next.
-        """
-        version = (attr.mtime_ns, attr.size)
-        with self._lock:
-            if not kept:
-                before = self._known.pop(attr.ino, None)
-                return None if before is None else before == version
-            before = self._known.get(attr.ino)
-            self._known[attr.ino] = version
-            self._known.move_to_end(attr.ino)
-            if len(self._known) > VERSIONS_MAX:
-                self._known.popitem(last=False)
-        return None if before is None else before == version
-
-    def moved(self, before: Attr, after: Attr) -> None:
-        """We changed the file ourselves: pages that showed `before` show `after`."""
-        with self._lock:
-            if self._known.get(before.ino) == (before.mtime_ns, before.size):
-                self._known[after.ino] = (after.mtime_ns, after.size)
-
-
-class DataSide:
-    """What file data passes through; one of each for a mount."""
-
-    def __init__(
-        self,
-        blocks: BlockStore,
-        budget: Budget,
-        uploads: UploadPool,
-        prefetcher: Prefetcher,
-        epoch: ReadEpoch,
-    ) -> None:
-        self.blocks = blocks
-        self.budget = budget
-        self.uploads = uploads
-        self.prefetcher = prefetcher
-        self.epoch = epoch
+from fsmeta.types import FILE_SIZE_MAX, ROOT_CALLER, Attr, Caller, Ino, SetAttr, SliceId
 
 
 class FileIO:
@@ -126,73 +52,13 @@ class FileIO:
         self._runtime = runtime
         self._versions = PageVersions(runtime)
         self._locked = PageVersions(runtime)  # what the kernel believes of files that are locked
-        self._side = WriteSide(runtime, data.blocks, data.budget, data.uploads, self)
-        self._usage = StatFs(0, 0, 0, 0)  # replaced whole
-        self._usage_at = 0.0
-        self._quotas = QuotaRoom(meta, runtime)
+        self.commits = Commits(meta, files, coherence, self._versions, self._locked)
+        self._side = WriteSide(runtime, data.blocks, data.budget, data.uploads, self.commits)
+        self.room = Room(meta, data.budget, runtime)
         self.direct = DirectIO(files)
         self.unsynced = Unsynced(meta, data.blocks, runtime)
         files.on_last = self.unsynced.closed
         self.losses = Losses(runtime)
-        self.on_many_slices = ignore_slices  # told after each commit, see `ignore_slices`
-
-    # --- what FileWriter asks of the metadata ----------------------------------------------------
-
-    def new_slice_id(self) -> SliceId:
-        return self._meta.new_slice_id()
-
-    def give_up_slices(self, ids: Iterable[SliceId]) -> None:
-        self._meta.give_up_slices(ids)
-
-    def commit(
-        self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
-    ) -> None:
-        """Slices are stored: make them part of the file, and show them to its readers.
-
-        The file gets the time of its last write, which stat(2) has been showing since.
-        """
-        session = None
-        if ino in self._files.locked and self._meta.session is not None:
-            session = self._meta.session.id  # a lock under which this was written is of this one
-        file = self._files.get(ino)
-        unprivileged = None
-        if file is not None:
-            if file.lost:
-                raise OSError(errno.EIO, f"inode {ino}: written under a lock that was lost")
-            mtime_ns, unprivileged = file.mtime_ns, file.unprivileged
-        before, after = self._meta.write_slices(ino, batch, length, mtime_ns, unprivileged, session)
-        self._moved(before, after)
-        if file is not None:
-            file.committed(after)
-        if after.mode != before.mode:
-            self._coherence.stale(ino)
-        indexes = dict.fromkeys(index for index, _ in batch)
-        if AT_END in indexes or AT_END_AGAIN in indexes:
-            if file is not None and file.writer is not None and after.size != length:
-                file.writer.relocated(after.size)
-                self._coherence.stale_pages(ino)
-            indexes = {max(after.size - 1, 0) // CHUNK_BYTES: None}
-        for index in indexes:
-            self.on_many_slices(ino, index, batch)
-
-    def _moved(self, before: Attr, after: Attr) -> None:
-        self._versions.moved(before, after)
-        if self._files.locked:
-            self._locked.moved(before, after)
-
-    def refresh(self, file: OpenFile, attr: Attr, commits: int) -> bool:
-        """A lock was taken, and `attr` is what others have left; `commits` as in `learn`.
-
-        False where the kernel is to forget pages, size and times before anybody goes on.
-        """
-        same = self._locked.still(attr)
-        file.learn(attr, commits)
-        if same:
-            return True
-        self._versions.still(attr)
-        if not file.dirty:
-            self._forget_chunks(file)
-        return False
 
     # --- handles ---------------------------------------------------------------------------------
 
@@ -215,7 +81,7 @@ class FileIO:
         try:
             return self._open(caller, fh, handle, flags, kill_suid)
         except BaseException:
-            self._files.leave(fh)
+            self.release(fh)
             raise
 
     def _open(
@@ -256,9 +122,9 @@ class FileIO:
 
     def release(self, fh: int) -> None:
         """The last close(2) of a handle."""
-        file = self._files.file_handle(fh).file
-        if file.handles == 1 and file.dirty:
-            self._last_flush(file)
+        handle = self._files.file_handle(fh)
+        if self._files.is_last(handle) and handle.file.dirty:
+            self._last_flush(handle.file)
         gone = self._files.leave(fh)
         if gone is None:
             return
@@ -272,13 +138,6 @@ class FileIO:
             file.writer.flush()
         except (OSError, StoreError) as error:
             self.losses.closed(file.ino, error)
-
-    def store_or_void(self, file: OpenFile) -> None:
-        """A lock goes, and what was written under it must not be stored after that."""
-        if file.dirty:
-            self._last_flush(file)
-        if file.dirty:
-            self._files.set_lost(file, file.lost, void=True)
 
     # --- data ------------------------------------------------------------------------------------
 
@@ -349,9 +208,7 @@ class FileIO:
         file = handle.file
         if file.lost:
             _require_locks(handle)
-        self.require_space(len(data))
-        if self._meta.has_quotas:
-            self._quotas.require(file, offset, len(data))
+        self.room.require(file, offset, len(data))
         if kill_suid:
             file.unprivileged = caller
         file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
@@ -365,18 +222,6 @@ class FileIO:
 
     def _writer(self, file: OpenFile) -> FileWriter:
         return file.writer or self._files.writer(file, self._side)
-
-    def require_space(self, size: int) -> None:
-        """Refuse early what the commit would refuse anyway. Raises: ENOSPC."""
-        if not self._meta.format.capacity:
-            return
-        now = self._runtime.monotonic()
-        if now - self._usage_at > USAGE_TTL_S:
-            self._usage, self._usage_at = self._meta.statfs(), now
-        pending = self._data.budget.gauges().writing
-        if self._usage.space_used + pending + size > self._usage.space_limit:
-            self._usage_at = 0.0
-            raise OSError(errno.ENOSPC, "the volume is full")
 
     def flush(self, fh: int) -> None:
         """close(2) of one descriptor: everything written is stored when this returns."""
@@ -421,16 +266,6 @@ class FileIO:
             self._locked.moved(before, after)
         return after
 
-    def moved(self, ino: Ino, changed: Changed) -> None:
-        """We changed what is in `ino`, and the kernel's pages show it."""
-        before, after = changed
-        self._versions.moved(before, after)
-        for index in {
-            max(before.size - 1, 0) // CHUNK_BYTES,
-            max(after.size - 1, 0) // CHUNK_BYTES,
-        }:
-            self.on_many_slices(ino, index, ())
-
     def flush_all(self) -> list[Failed]:
         """Store everything there is, many files at a time; what could not be."""
         return flush_together(self._runtime, self.flush_file, self._files.all())
@@ -452,6 +287,29 @@ class FileIO:
             _require_locks(handle)
         return handle
 
+    # --- what a lock means for data --------------------------------------------------------------
+
+    def refresh(self, file: OpenFile, attr: Attr, commits: int) -> bool:
+        """A lock was taken, and `attr` is what others have left; `commits` as in `learn`.
+
+        False where the kernel is to forget pages, size and times before anybody goes on.
+        """
+        same = self._locked.still(attr)
+        file.learn(attr, commits)
+        if same:
+            return True
+        self._versions.still(attr)
+        if not file.dirty:
+            self._forget_chunks(file)
+        return False
+
+    def store_or_void(self, file: OpenFile) -> None:
+        """A lock goes, and what was written under it must not be stored after that."""
+        if file.dirty:
+            self._last_flush(file)
+        if file.dirty:
+            self._files.set_lost(file, file.lost, void=True)
+
 
 def _follows_writes(want: SetAttr) -> bool:
     """Whether what was written before must not be committed after this.
@@ -467,10 +325,6 @@ def _require_locks(handle: FileHandle) -> None:
     """Raises: EIO where somebody may believe in a lock that it had through `handle`."""
     if handle.fh in handle.file.lost:
         raise OSError(errno.EIO, f"inode {handle.file.ino}: its locks were lost with the session")
-
-
-def ignore_slices(ino: Ino, index: int, batch: Sequence[tuple[int, Slice]]) -> None:
-    """Nobody tidies up. `batch` is what was committed, of which some went to this chunk."""
 
 
 def _require_flags(attr: Attr, flags: int) -> None:

@@ -55,7 +55,7 @@ class FileRanges:
         end = begin + length
         if end > FILE_SIZE_MAX:
             raise OSError(errno.EFBIG, f"fallocate to {end}")
-        self._io.require_space(length)
+        self._io.room.require_space(length)
         self._io.flush_file(file)
         commits = file.commits
         self._changed(file, self._meta.ranges.fallocate(file.ino, mode, begin, end), commits)
@@ -87,7 +87,7 @@ class FileRanges:
     def _changed(self, file: OpenFile, changed: Changed, commits: int) -> None:
         """The kernel has dropped the pages of the range itself."""
         file.learn(changed.after, commits)
-        self._io.moved(file.ino, changed)
+        self._io.commits.changed(file.ino, changed)
 
     # --- holes -----------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from fsmeta.schema_journal import (
     journal_row,
     unpack_holder,
 )
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 
 
 def require_published(meta: Meta) -> None:
@@ -55,7 +55,9 @@ def _left(meta: Meta) -> Iterator[tuple[int, Holder]]:
             if value is not None:
                 held.append((journal, unpack_holder(row, value)))
         cursor = page.cursor
-    alive = {each.id for each in meta.sessions()}  # behind the rows: who takes one up names himself
+    alive = {
+        each.id for each in meta.sessions.all()
+    }  # behind the rows: who takes one up names himself
     yield from (each for each in dict(held).items() if each[1].session not in alive)
 
 

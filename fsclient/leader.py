@@ -179,7 +179,7 @@ class Leader:
             self.look_again()
             return
         self._confirm()
-        if all(each.confirmed >= number for each in self._meta.sessions()):
+        if all(each.confirmed >= number for each in self._meta.sessions.all()):
             # in an older state what was dead may live
             if self._round.lineage == self._meta.deletion.lineage():
                 self._finish(self._round)
@@ -187,10 +187,10 @@ class Leader:
 
     def _end_dead_sessions(self) -> None:
         assert self._meta.session is not None, "call it between start and stop"
-        for sid in self._watch.dead(self._meta.sessions()):
+        for sid in self._watch.dead(self._meta.sessions.all()):
             if sid != self._meta.session.id:
                 log.warning("session %d has not been heard of for %.0f s: ended", sid, LEASE_S)
-                self._meta.end_session(sid)
+                self._meta.sessions.end(sid)
 
     def _discard_clones(self) -> None:
         """Remove deleted snapshots, and what died with its builder or is filled by nobody."""
@@ -231,7 +231,7 @@ class Leader:
         return _Round(now, lineage, orphans, dead) if orphans or dead else None
 
     def _held(self) -> set[Ino]:
-        return self._meta.deletion.held_orphans(each.id for each in self._meta.sessions())
+        return self._meta.deletion.held_orphans(each.id for each in self._meta.sessions.all())
 
     def _finish(self, agreed: _Round) -> None:
         """Delete; where it fails half way the next turn does all of it again."""

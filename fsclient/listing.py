@@ -15,8 +15,8 @@ are enough to tell by, if a directory does not shrink to less than a RECENT_MAX-
 that await their publication come on the first page, and perhaps again once they are published: so
 that page's are remembered to the end.
 
-Called by `VFS` and the table of open files. Threading: any thread; the locks are leaves, and none
-is held while the store is asked.
+Called by `Directories`. Threading: any thread; the locks are leaves, and none is held while the
+store is asked.
 """
 
 from __future__ import annotations

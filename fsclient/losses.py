@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from fsclient.open_files import OpenFile
 from fsclient.paths import path_of
 from fsdata.pool import WorkerPool
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.errors import Ambiguous, StoreError, Unavailable
 from fsmeta.runtime import Runtime
 from fsmeta.store import Store
@@ -91,7 +91,7 @@ class Lost(NamedTuple):
 def _has_names(ino: Ino, fields: Mapping[bytes, bytes]) -> bool:
     """Whether a file is there: one without names goes when its mounts have noticed."""
     a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
-    return a is not None and v is not None and schema.unpack_inode(ino, a, v).nlink > 0
+    return a is not None and v is not None and schema_inode.unpack_inode(ino, a, v).nlink > 0
 
 
 def _say(ino: Ino, error: Exception) -> None:

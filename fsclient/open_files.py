@@ -17,19 +17,17 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final
 
 from fsclient.atimes import Atimes
-from fsclient.listing import Listing, Positions
+from fsclient.listing import Listing
 from fsclient.nameless import Nameless
 from fsdata.reader import FileReader
 from fsdata.writer import FileWriter, WriteSide
-from fsmeta import access, trash_hours
+from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.runtime import Lock, Runtime
-from fsmeta.trash import TRASH_INO
-from fsmeta.types import ROOT_CALLER, Attr, Caller, Dentry, Ino, Slice
+from fsmeta.types import ROOT_CALLER, Attr, Caller, Ino, Slice
 
 CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does not vouch
 
@@ -40,6 +38,7 @@ class OpenFile:
     def __init__(self, meta: Meta, runtime: Runtime, lock: Lock, ino: Ino) -> None:
         self.ino = ino
         self.handles = 0  # guarded by the table
+        self.leaving = 0  # those of them that are being closed; guarded by the table
         self.writer: FileWriter | None = None  # made under the table's lock, once
         self.length = 0  # as far as we know; a read beyond it asks again; written under _lock
         self.commits = 0  # of ours to this file; written under _lock
@@ -145,6 +144,7 @@ class FileHandle:
         self.reader: FileReader | None = None  # made at the first read
         self.kept = False  # the kernel had pages of the file, so reads may never reach us
         self.direct = False  # it writes past the kernel's pages; guarded by the table
+        self.leaving = False  # it is being closed; guarded by the table
         self.since_ns = 0  # when it was opened, where reading through it moves atime
 
     @property
@@ -181,7 +181,6 @@ class OpenFiles:
         self.nameless = Nameless()
         self._atimes = atimes
         self._lock = runtime.lock()
-        self._positions = Positions(runtime)
         self._next = 1  # guarded by _lock
         self._handles: dict[int, FileHandle | DirHandle] = {}  # guarded by _lock
         self._files: dict[Ino, OpenFile] = {}  # guarded by _lock
@@ -196,19 +195,13 @@ class OpenFiles:
                 handle.since_ns = self._runtime.now_ns()
             return self._add(handle), handle
 
-    def enter_dir(self, ino: Ino) -> int:
-        """A new handle of a directory."""
-        read = partial(self._meta.names if ino != TRASH_INO else self._trash_names, ino)
-        listing = Listing(ino, read, self._positions, self._runtime)
+    def enter_dir(self, ino: Ino, listing: Listing) -> tuple[int, DirHandle]:
+        """A new handle of a directory, which lists it with `listing`."""
         with self._lock:
             handle = DirHandle(self._share(ino), listing)
             if self._atimes.directories:
                 handle.since_ns = self._runtime.now_ns()
-            return self._add(handle)
-
-    def _trash_names(self, ino: Ino, cursor: bytes | None) -> tuple[list[Dentry], bytes | None]:
-        del ino, cursor
-        return trash_hours.listing(self._meta), None
+            return self._add(handle), handle
 
     def _share(self, ino: Ino) -> OpenFile:
         file = self._files.get(ino)
@@ -273,6 +266,17 @@ class OpenFiles:
                 file.direct += 1
             return True
 
+    def is_last(self, handle: FileHandle) -> bool:
+        """Whether no other handle stays, now that this one is about to `leave`.
+
+        Of several that leave at the same time one is told so.
+        """
+        with self._lock:
+            if not handle.leaving:
+                handle.leaving = True
+                handle.file.leaving += 1
+            return handle.file.leaving == handle.file.handles
+
     def leave(self, fh: int) -> OpenFile | None:
         """A handle is closed; returns its file if that was the last one."""
         with self._lock:
@@ -284,6 +288,8 @@ class OpenFiles:
             if handle.since_ns and handle.was_read:
                 self._atimes.used(handle.file.ino, handle.since_ns)
             handle.file.handles -= 1
+            if isinstance(handle, FileHandle):
+                handle.file.leaving -= handle.leaving
             if isinstance(handle, FileHandle) and handle.direct:
                 handle.file.direct -= 1
                 handle.file.mixed = handle.file.mixed and handle.file.direct > 0

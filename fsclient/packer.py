@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from fsclient.file_io import DataSide
+from fsclient.data_side import DataSide
 from fsclient.open_files import OpenFiles
 from fsdata.geometry import block_ranges
 from fsdata.pool import WorkerPool
@@ -216,7 +216,10 @@ class Packer:
             raise
         # where this raises, gc has what is left: a commit without an answer may yet be applied
         members = [Packed(file, part(segment, size, off, file.piece)) for file, off in found]
-        inos = self._exchange(segment, members)
+        try:
+            inos = self._exchange(segment, members)
+        finally:
+            self._meta.give_up_slices((segment,))
         if not inos:
             self._blocks.delete([(segment, size)])
             return inos is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsmeta import schema, walk
+from fsmeta import schema, schema_inode, walk
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError, Corrupt
 from fsmeta.store import Store
@@ -67,7 +67,7 @@ def _name_of(store: Store, ino: Ino) -> tuple[Ino, bytes] | None:
     a = store.read([(row, schema.ATTR_FIELD)])[0]
     if a is None:
         return None
-    parent = schema.unpack_stable(ino, a).parent
+    parent = schema_inode.unpack_stable(ino, a).parent
     parents = [parent]
     if not parent:
         fields = (field for field, _ in walk.fields_of(store, row))

@@ -29,7 +29,8 @@ from fsmeta.schema_journal import is_mark, journal_row
 from fsmeta.store import Store
 from fsmeta.store_staged import StagedStore
 from fsmeta.together import Together
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 
 log = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class Publisher:
     def _do(self, verb: Callable[[Txn], T], *entries: Entry) -> T:
         """Run a verb in the name of our session; of entries, only if gc has not come before."""
         ids = [number for each in entries for number, _ in slices_of(each.name, each.verb_args)]
-        self._run.fence = self._meta.fence_for(ids)
+        self._run.fence = self._meta.sessions.fence_for(ids)
         self._run.edition = self._meta.transactor.edition
         return self._run.run(verb)
 

@@ -30,9 +30,16 @@ class Questions:
     def __init__(self, meta: Meta, io: FileIO, cloner: Cloner) -> None:
         self._meta = meta
         self._io = io
-        self._cloner = cloner
+        self.cloner = cloner
         self.warmer: Warmer | None = None  # set before anything is served
         self.on_remount: Callable[[], object] = bool  # the kernel's flags of the mount have changed
+
+    def ask(self, caller: Caller, root: Ino, ino: Ino, name: bytes, value: bytes) -> bool:
+        """Whether who sets `name` asks for something. Raises: as the one who does it."""
+        if not name.startswith(CLONE_XATTR):
+            return False
+        self.cloner.ask(caller, root, ino, name, value)
+        return True
 
     def answer(
         self, caller: Caller, ino: Ino, name: bytes, durable: WriteBack | None
@@ -44,7 +51,7 @@ class Questions:
         if not name.startswith(OWN_XATTRS):
             return None
         if name.startswith(CLONE_XATTR):
-            return self._cloner.tell(name)
+            return self.cloner.tell(name)
         if name.startswith(DURABLE_XATTR):
             return ask_durable(self._meta, self._io, durable, ino, name)
         if name.startswith(WARM_XATTR) and self.warmer is not None:

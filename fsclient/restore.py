@@ -210,7 +210,7 @@ class Restorer:
             due = now - self._beaten > BEAT_S
             self._beaten = now if due else self._beaten
         if due:
-            self._meta.beat(*self._meta.round_and_floor())
+            self._meta.sessions.beat(*self._meta.sessions.round_and_floor())
 
 
 def _is_of(entry: bytes, parent: Ino, name: bytes) -> bool:

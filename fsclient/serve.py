@@ -138,10 +138,10 @@ def _serve_mounted(
 ) -> int:
     trace = logging.getLogger("slicefs.request").debug if request.debug else None
     acl = kernel_options(request.options).acl
-    client.vfs.acls = client.meta.has_acls() if acl is None else acl
+    client.vfs.xattrs.acls = client.meta.has_acls() if acl is None else acl
     config = SessionConfig(
         threads=request.threads,
-        wants=KernelWants(acl=client.vfs.acls),
+        wants=KernelWants(acl=client.vfs.xattrs.acls),
         trace=trace,
         on_corrupt=_freezer(client),
         idle=idle,

@@ -17,14 +17,14 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
-from fsclient.file_io import DataSide
+from fsclient.data_side import DataSide
 from fsclient.open_files import OpenFiles
 from fsclient.packer import MEMBERS_MIN
 from fsdata.block_names import parse_key
 from fsdata.codec import decode
 from fsdata.obj_staged import StagedObjects
 from fsdata.staged_small import Company
-from fsmeta import schema
+from fsmeta import schema, schema_slices
 from fsmeta.engine import Meta
 from fsmeta.entry import Entry, Moved
 from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError
@@ -154,7 +154,7 @@ class StagedPacker:
             piece = part(segment.id, segment.size, each.off, each.piece)
             if self._store.move(each.entry, Moved(piece, segment)):
                 pack.waiting[each.key] = each.entry
-                self._show(each.entry, schema.pack_slices([each.piece]))
+                self._show(each.entry, schema_slices.pack_slices([each.piece]))
         if not pack.waiting:
             self._finish(pack)
         self.packed += len(pack.waiting)

@@ -19,7 +19,7 @@ from fsclient.open_files import OpenFile
 from fsdata.blocks import BlockStore
 from fsmeta.engine import Meta
 from fsmeta.runtime import Runtime
-from fsmeta.types import CHUNK_BYTES, ROOT_CALLER, Ino, SliceId
+from fsmeta.types import Ino, SliceId
 
 STORAGE: Final = "file"
 FILES_MAX: Final = 20_000  # about 6 MB
@@ -93,8 +93,7 @@ class Unsynced:
     def _all(self, file: OpenFile) -> Slices:
         """What a file lists."""
         found: dict[SliceId, int] = {}
-        size = self._meta.getattr(ROOT_CALLER, file.ino).size
-        for index in range(-(-size // CHUNK_BYTES)):
+        for index in self._meta.ranges.chunks(file.ino):
             found.update((each.id, each.size) for each in self._meta.read_chunk(file.ino, index))
         found.pop(SliceId(0), None)  # holes
         return tuple(found.items())

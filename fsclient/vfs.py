@@ -1,8 +1,9 @@
 """`VFS`: the file system behind a kernel transport, and what tests drive without a kernel.
 
-It puts metadata and data together: names and attributes come from `Meta`, with what this mount has
-written and not committed laid over them; file contents go through `FileIO`. What the kernel may
-believe, and for how long, is `Coherence`'s to say. `.stats` and the like are `VirtualFiles`.
+It puts metadata and data together: names and attributes come from `Meta` and are told as `Shown`
+says; file contents go through `FileIO`, listings through `Directories`. Here it is decided whose an
+inode or a name is (the volume's, the trash's, a snapshot's, a virtual file's), and that nothing
+changes where nothing may.
 
 Threading: any method from any thread.
 """
@@ -16,36 +17,29 @@ from collections.abc import Sequence
 
 from fsclient import snapshot_view, trash_view
 from fsclient.atimes import Atimes
-from fsclient.cloner import CLONE_XATTR, Cloner
+from fsclient.cloner import Cloner
 from fsclient.coherence import Coherence
-from fsclient.file_io import DataSide, FileIO
+from fsclient.data_side import DataSide
+from fsclient.directories import Directories
+from fsclient.file_io import FileIO
 from fsclient.file_ranges import FileRanges
 from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, Stat
 from fsclient.locks import FileLocks
-from fsclient.open_files import DirHandle, OpenFiles
+from fsclient.open_files import OpenFiles
 from fsclient.questions import Questions
+from fsclient.shown import Shown
 from fsclient.virtual import VirtualFiles
 from fsclient.writeback import WriteBack
-from fsmeta import access
-from fsmeta.acl import XATTRS as ACL_XATTRS
+from fsclient.xattrs import Xattrs
 from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
 from fsmeta.ops.rename import Place
 from fsmeta.runtime import Runtime
 from fsmeta.schema_locks import Kind
-from fsmeta.sealed import SHELF_NAME, SHELVES, is_shelf
+from fsmeta.sealed import SHELF_NAME, is_shelf
 from fsmeta.snapshots import remove as remove_snapshot
-from fsmeta.trash import TRASH_INO, TRASH_NAME, is_trash
-from fsmeta.types import (
-    ROOT_INO,
-    Attr,
-    Caller,
-    Dentry,
-    FileType,
-    Ino,
-    SetAttr,
-    StatFs,
-)
+from fsmeta.trash import TRASH_INO, TRASH_NAME
+from fsmeta.types import ROOT_INO, Caller, Dentry, FileType, Ino, SetAttr, StatFs
 
 
 class VFS:
@@ -53,19 +47,19 @@ class VFS:
 
     def __init__(self, meta: Meta, data: DataSide, virtual: VirtualFiles, runtime: Runtime) -> None:
         self._meta = meta
-        self._runtime = runtime
         self.coherence = Coherence(meta, runtime)
         self.atimes = Atimes(meta, self.coherence, runtime)
         self.files = OpenFiles(meta, self.atimes, runtime)
         self.io = FileIO(meta, data, self.files, self.coherence, runtime)
-        self.cloner = Cloner(meta, self.io, self.coherence, runtime)
-        self.questions = Questions(meta, self.io, self.cloner)
+        self._shown = Shown(meta, self.files, self.coherence)
+        self._directories = Directories(meta, self.files, self.coherence, runtime)
         self._ranges = FileRanges(meta, self.files, self.io)
+        self.xattrs = Xattrs(meta)
+        self.questions = Questions(meta, self.io, Cloner(meta, self.io, self.coherence, runtime))
         self.locks = FileLocks(meta, self.io, self.files, self.coherence, runtime)
         self.cancel = self.locks.cancel
         self._virtual = virtual
         self._corrupt: StoreError | None = None  # set once; everything that writes is EROFS then
-        self.acls = True  # set before anything is served: whether ACLs are judged by, and shown
         self.durable: WriteBack | None = None  # of a mount that writes back
         self._nameless = self.files.nameless
         self.root = ROOT_INO  # of the mount; set before anything is served
@@ -83,8 +77,8 @@ class VFS:
         self._require_writable()
         trash_view.require_changeable(ino)
 
-    def _require_name(self, parent: Ino, name: bytes, code: int = errno.EPERM) -> None:
-        """Raises: EROFS; `code` for the name of a virtual file."""
+    def _begin_change(self, parent: Ino, name: bytes, code: int = errno.EPERM) -> None:
+        """A name is about to be made or taken away. Raises: EROFS; `code` for a virtual file's."""
         self._require_writable()
         if parent == self.root and (
             self._virtual.has(name) or (name == TRASH_NAME and parent == ROOT_INO)
@@ -93,25 +87,6 @@ class VFS:
         if parent >= TRASH_INO:
             trash_view.require_name(parent, making=code == errno.EEXIST)
         self.files.changes_names(parent)
-
-    def _entry(self, parent: Ino, name: bytes, attr: Attr) -> Entry:
-        """What `name` leads to, given attributes that have just been asked for."""
-        file = self.files.get(attr.ino)
-        if file is None or file.writer is None:
-            return self.coherence.entry(parent, name, attr)
-        entry = self.coherence.entry(parent, name, self.files.getattr(file))
-        return entry._replace(attr_ttl=0.0)
-
-    def _stat(self, attr: Attr) -> Stat:
-        """Attributes that have just been asked for, for the kernel.
-
-        Of a file that is being written here it may believe nothing: it invalidates `st_blocks` when
-        it sends a write, and not when we commit it.
-        """
-        file = self.files.get(attr.ino)
-        if file is None or file.writer is None:
-            return self.coherence.stat(attr)
-        return Stat(self.files.getattr(file), 0.0)
 
     # --- names -----------------------------------------------------------------------------------
 
@@ -136,7 +111,7 @@ class VFS:
                 if absent is not None:
                     return absent
             raise
-        return self._entry(parent, name, attr)
+        return self._shown.entry(parent, name, attr)
 
     def forget(self, ino: Ino, lookups: int) -> None:
         del lookups
@@ -146,28 +121,30 @@ class VFS:
     def mknod(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int, umask: int = 0
     ) -> Entry:
-        self._require_name(parent, name, errno.EEXIST)
+        self._begin_change(parent, name, errno.EEXIST)
         if not stat.S_IFMT(mode):
             mode |= stat.S_IFREG
-        return self._entry(parent, name, self._meta.create(caller, parent, name, mode, rdev, umask))
+        attr = self._meta.create(caller, parent, name, mode, rdev, umask)
+        return self._shown.entry(parent, name, attr)
 
     def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0) -> Entry:
-        self._require_name(parent, name, errno.EEXIST)
+        self._begin_change(parent, name, errno.EEXIST)
         mode = stat.S_IFDIR | mode & 0o7777
-        return self._entry(parent, name, self._meta.create(caller, parent, name, mode, 0, umask))
+        attr = self._meta.create(caller, parent, name, mode, 0, umask)
+        return self._shown.entry(parent, name, attr)
 
     def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
-        self._require_name(parent, name, errno.EEXIST)
-        return self._entry(parent, name, self._meta.symlink(caller, parent, name, target))
+        self._begin_change(parent, name, errno.EEXIST)
+        return self._shown.entry(parent, name, self._meta.symlink(caller, parent, name, target))
 
     def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Entry:
-        self._require_name(parent, name, errno.EEXIST)
+        self._begin_change(parent, name, errno.EEXIST)
         attr = self._meta.link(caller, ino, parent, name)
         self._nameless.drop(ino)  # O_TMPFILE
-        return self._entry(parent, name, attr)
+        return self._shown.entry(parent, name, attr)
 
     def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
-        self._require_name(parent, name)
+        self._begin_change(parent, name)
         self._nameless.note(self._meta.unlink(caller, parent, name))
 
     def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
@@ -175,7 +152,7 @@ class VFS:
             self._require_writable()
             remove_snapshot(self._meta, caller, parent, name)
             return
-        self._require_name(parent, name)
+        self._begin_change(parent, name)
         self._nameless.note(self._meta.rmdir(caller, parent, name))
 
     def rename(
@@ -187,8 +164,8 @@ class VFS:
         new_name: bytes,
         flags: int,
     ) -> None:
-        self._require_name(parent, name)
-        self._require_name(new_parent, new_name)
+        self._begin_change(parent, name)
+        self._begin_change(new_parent, new_name)
         old, new = Place(parent, name), Place(new_parent, new_name)
         replaced = self._meta.rename(caller, old, new, flags).replaced
         if replaced is not None:
@@ -211,7 +188,7 @@ class VFS:
             if error.errno != errno.ESTALE or removed is None:
                 raise
             attr = removed
-        return self._stat(attr)
+        return self._shown.stat(attr)
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> Stat:
         self._require_changeable(ino)
@@ -220,7 +197,7 @@ class VFS:
         if want.size is not None and fh is not None:
             # ftruncate(2): who may write to the open file may, whatever its mode is by now
             want = want._replace(mtime_now=True, opened=self.io.handle(fh).writable)
-        return self._stat(self.io.setattr(caller, ino, want))
+        return self._shown.stat(self.io.setattr(caller, ino, want))
 
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
         self._meta.access(caller, ino, mask)
@@ -235,34 +212,21 @@ class VFS:
         kill_sgid: bool = False,
     ) -> None:
         self._require_changeable(ino)
-        self._require_shown(name)
-        if name.startswith(CLONE_XATTR):
-            self.cloner.ask(caller, self.root, ino, name, value)
-            return
-        self._meta.setxattr(caller, ino, name, value, flags, kill_sgid)
+        if not self.questions.ask(caller, self.root, ino, name, value):
+            self.xattrs.setxattr(caller, ino, name, value, flags, kill_sgid)
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         if self._virtual.owns(ino):
             raise OSError(errno.ENODATA, "a virtual file has no attributes")
         answer = self.questions.answer(caller, ino, name, self.durable)
-        if answer is not None:
-            return answer
-        self._require_shown(name)
-        return self._meta.getxattr(caller, ino, name)
+        return self.xattrs.getxattr(caller, ino, name) if answer is None else answer
 
     def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]:
-        names = [] if self._virtual.owns(ino) else self._meta.listxattr(caller, ino)
-        return names if self.acls else [name for name in names if name not in ACL_XATTRS]
+        return [] if self._virtual.owns(ino) else self.xattrs.listxattr(caller, ino)
 
     def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
         self._require_changeable(ino)
-        self._require_shown(name)
-        self._meta.removexattr(caller, ino, name)
-
-    def _require_shown(self, name: bytes) -> None:
-        """Raises: ENOTSUP for ACLs where the kernel does not judge by them, as file systems do."""
-        if not self.acls and name in ACL_XATTRS:
-            raise OSError(errno.ENOTSUP, "to have ACLs, mount with `-o acl`")
+        self.xattrs.removexattr(caller, ino, name)
 
     def getflags(self, caller: Caller, ino: Ino) -> int:
         return 0 if self._virtual.owns(ino) else self._meta.getflags(caller, ino)
@@ -290,7 +254,7 @@ class VFS:
         kill_suid: bool = False,
         umask: int = 0,
     ) -> tuple[Entry, Opened]:
-        self._require_name(parent, name, errno.EEXIST)
+        self._begin_change(parent, name, errno.EEXIST)
         mode = stat.S_IFREG | mode & 0o7777
         try:
             attr = self._meta.create(caller, parent, name, mode, 0, umask)
@@ -298,7 +262,7 @@ class VFS:
             if error.errno != errno.EEXIST or flags & os.O_EXCL:
                 raise
             return self._open_existing(caller, parent, name, flags, kill_suid)
-        return self._entry(parent, name, attr), self.io.created(attr, flags)
+        return self._shown.entry(parent, name, attr), self.io.created(attr, flags)
 
     def _open_existing(
         self, caller: Caller, parent: Ino, name: bytes, flags: int, kill_suid: bool
@@ -320,7 +284,7 @@ class VFS:
                 raise
             raise OSError(errno.ESTALE, "groups that we don't know may say yes") from error
         try:
-            return self._entry(parent, name, self._meta.getattr(caller, attr.ino)), opened
+            return self._shown.entry(parent, name, self._meta.getattr(caller, attr.ino)), opened
         except BaseException:
             self.io.release(opened.fh)
             raise
@@ -437,52 +401,15 @@ class VFS:
     # --- directories -----------------------------------------------------------------------------
 
     def opendir(self, caller: Caller, ino: Ino) -> Opened:
-        if not caller.checked:
-            attr = self._meta.getattr(caller, ino)
-            if not attr.is_dir:
-                raise OSError(errno.ENOTDIR, "not a directory")
-            self._meta.require(caller, attr, access.READ)
-        fh = self.files.enter_dir(ino)
-        try:
-            handle = self.files.dir_handle(fh)
-            self._begin_listing(caller, handle)  # not later: from here on we hear of changes
-        except BaseException:
-            self.files.leave(fh)
-            raise
-        cache, keep = (False, False) if ino >= SHELVES else self.coherence.listing(ino)
-        handle.kept = keep
-        return Opened(fh, keep_cache=keep, cache_dir=cache)
+        return self._directories.opendir(caller, ino, ino == self.root)
 
     def readdir(
         self, caller: Caller, ino: Ino, fh: int, cookie: int, at_most: int
     ) -> tuple[Sequence[Dentry], Sequence[int]]:
-        del ino
-        handle = self.files.dir_handle(fh)
-        if cookie == 0 and (handle.begun or handle.renames != handle.file.renames):
-            self._begin_listing(caller, handle)
-        handle.begun = True
-        return handle.listing.behind(cookie, at_most)
+        return self._directories.readdir(caller, fh, cookie, at_most, ino == self.root)
 
     def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
-        unknown = self.coherence.unknown(ino, names)
-        if not unknown or is_trash(ino):
-            return [None] * len(names)
-        attrs = self._meta.attrs([child for _, child, _ in unknown])
-        found = [(name, attrs[child]) for name, child, _ in unknown if child in attrs]
-        entries = self.coherence.entries(ino, found)
-        for child in self.files.open_among(attrs):
-            for name, attr in found:
-                if attr.ino == child:
-                    entries[name] = self._entry(ino, name, attr)
-        return [entries.get(name) for name, _, _ in names]
-
-    def _begin_listing(self, caller: Caller, handle: DirHandle) -> None:
-        ino = handle.file.ino
-        handle.renames = handle.file.renames
-        attr = self._meta.getattr(caller, ino)
-        parent = ino if ino == self.root else attr.parent
-        dots = Dentry(b".", ino, FileType.DIR), Dentry(b"..", parent or ino, FileType.DIR)
-        handle.listing.begin(dots)
+        return self._shown.entries(ino, names)
 
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None:
         del caller, fh

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from fsclient.file_io import DataSide, ignore_slices
+from fsclient.commits import ignore_slices
+from fsclient.data_side import DataSide
 from fsclient.open_files import OpenFiles
 from fsclient.publisher import Publisher
 from fsclient.staged_packer import StagedPacker
@@ -39,7 +40,7 @@ from fsmeta.schema_journal import Holder
 from fsmeta.store import Store
 from fsmeta.store_staged import StagedStore
 from fsmeta.transact import Transactor
-from fsmeta.types import Ino, SliceId
+from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId
 
 log = logging.getLogger(__name__)
 
@@ -354,9 +355,9 @@ class WriteBack:
             if self.packer is not None:
                 self.packer.published(entry, as_meant)
             if entry.name == "write":
-                batch = entry.verb_args[1]
-                for index in dict.fromkeys(index for index, _ in batch):
-                    self.on_write(entry.args[0], index, batch)
+                ino, batch, length, *_ = entry.verb_args
+                for index in _chunks_of(batch, length):
+                    self.on_write(ino, index, batch)
         first = self._store.first_waiting()
         if self._failed:
             self._log.forget(first)
@@ -417,3 +418,8 @@ class WriteBack:
             "staging_written_through_total": self.objects.through,
             **({} if self.packer is None else self.packer.numbers()),
         }
+
+
+def _chunks_of(batch: Sequence[tuple[int, Slice]], length: int) -> set[int]:
+    """Where slices went of a write that left `length` bytes; appends, as far as this mount knew."""
+    return {index if index >= 0 else max(length - 1, 0) // CHUNK_BYTES for index, _ in batch}

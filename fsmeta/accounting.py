@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from fsmeta import quota, schema, volume
+from fsmeta import quota, schema, schema_inode, volume
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError
 from fsmeta.ops import census
 from fsmeta.ops.inode import get_stable
 from fsmeta.ops.session import raise_fence
 from fsmeta.store import BESIDE, Page, RowPage, Store
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Ino, SessionId, Usage
 from fsmeta.volume import ARMED, COUNTING, OFF, ON, VolumeFormat
 
@@ -168,7 +168,7 @@ def change_settings(
 def publish(meta: Meta) -> None:
     """Return when no session can commit under older settings than those of now."""
     settings = meta.transactor.view(volume.load_format)
-    for session in meta.sessions():
+    for session in meta.sessions.all():
         meta.transactor.run(partial(_raise, sid=session.id, settings=settings))
 
 
@@ -199,7 +199,7 @@ def start(meta: Meta, progress: Progress | None = None) -> None:
 def _arm(settings: VolumeFormat) -> VolumeFormat:
     if settings.accounting != OFF:
         return settings
-    return settings._replace(accounting=ARMED, epoch=settings.epoch % (schema.MARKS - 1) + 1)
+    return settings._replace(accounting=ARMED, epoch=settings.epoch % (schema_inode.MARKS - 1) + 1)
 
 
 def _advance(settings: VolumeFormat, old: str, new: str) -> VolumeFormat:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from fsmeta.apply import merge
 from fsmeta.busy import BusyDirs
@@ -78,21 +78,6 @@ class Unwatched(NamedTuple):
 
 
 WATCHED: Final = Unwatched()
-
-
-class Memory(Protocol):
-    """What a verb's reads need of a `RowCache`."""
-
-    busy: BusyDirs
-
-    def get(self, row: bytes, field: bytes, need_vouched: bool) -> bytes | Missing | None:
-        """See `RowCache`, as the others."""
-
-    def is_vouched(self, row: bytes) -> bool: ...
-    def mark(self) -> Mark: ...
-    def fill(
-        self, mark: Mark, row: bytes, fields: Mapping[bytes, bytes | None], vouched: bool
-    ) -> None: ...
 
 
 class RowCache:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode, schema_slices
 from fsmeta.check_accounts import audit
 from fsmeta.check_locks import check_locks
 from fsmeta.check_names import judge_names
@@ -174,7 +174,7 @@ class Examination:
             notes.unreadable += 1
             notes.report(ino, f"lacks its {'v' if a else 'a'} record (has {sorted(fields)})")
             return
-        attr = schema.unpack_inode(ino, a, v)
+        attr = schema_inode.unpack_inode(ino, a, v)
         _require_id(row, schema.ATTR_FIELD, attr.parent)
         used = 0
         counted: list[tuple[Ino, int]] = []
@@ -200,7 +200,7 @@ class Examination:
 
     def _read_chunk(self, row: bytes, ino: Ino, index: int, value: bytes) -> int:
         """Note a chunk's slices; the bytes that they cover."""
-        listed = schema.unpack_slices(ino, index, value)
+        listed = schema_slices.unpack_slices(ino, index, value)
         for sid, size in {(s.id, s.size) for s in listed if s.kind is not SliceKind.HOLE}:
             _require_id(row, schema.chunk_field(index), sid)
             self.notes.spill.add("used", sid, ino, index, size)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from fsmeta import schema
+from fsmeta import schema, schema_slices
 from fsmeta.acl import unpack_record, without_mode
 from fsmeta.check_notes import USED_ACLS, Notes, Stage
 from fsmeta.errors import Corrupt
@@ -116,7 +116,7 @@ class Tables:
                 self._forget(schema.ORPHANS, field, what)
 
     def _read_dead(self, field: bytes, value: bytes) -> None:
-        dead = schema.unpack_dead(field, value)
+        dead = schema_slices.unpack_dead(field, value)
         if any(sid > ID_MAX for sid, _ in dead):
             raise Corrupt(schema.DEAD_SLICES, field, f"slices {dead}")
         for at, (sid, size) in enumerate(dead):

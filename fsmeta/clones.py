@@ -176,7 +176,7 @@ def pages(meta: Tree, directory: Ino) -> Iterator[list[Dentry]]:
 
 def abandoned(meta: Meta) -> list[Building]:
     """Clones whose builders have died."""
-    alive = {each.id for each in meta.sessions()}
+    alive = {each.id for each in meta.sessions.all()}
     return meta.run(clone.abandoned, ROOT_CALLER, alive)
 
 

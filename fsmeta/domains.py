@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from fsmeta import schema
 from fsmeta.entry import EVERY, subjects
+from fsmeta.schema_inode import unpack_stable
 from fsmeta.store import Key
 from fsmeta.types import NO_PARENT, ROOT_INO, FileType, Ino
 
@@ -65,13 +66,13 @@ class Domains:
 
     def _is_dir(self, get: Get, ino: Ino) -> bool:
         a = get((schema.inode_row(ino), schema.ATTR_FIELD))
-        return a is not None and FileType.of_mode(schema.unpack_stable(ino, a).mode) is FileType.DIR
+        return a is not None and FileType.of_mode(unpack_stable(ino, a).mode) is FileType.DIR
 
     def _of_inode(self, get: Get, ino: Ino) -> int:
         a = get((schema.inode_row(ino), schema.ATTR_FIELD))
         if a is None:
             return EVERY
-        stable = schema.unpack_stable(ino, a)
+        stable = unpack_stable(ino, a)
         if FileType.of_mode(stable.mode) is FileType.DIR:
             return self._home(get, ino)[0]
         if stable.parent != NO_PARENT:
@@ -88,7 +89,7 @@ class Domains:
         chain = [ino]
         while chain[-1] != ROOT_INO:
             a = get((schema.inode_row(chain[-1]), schema.ATTR_FIELD))
-            parent = NO_PARENT if a is None else schema.unpack_stable(chain[-1], a).parent
+            parent = NO_PARENT if a is None else unpack_stable(chain[-1], a).parent
             if parent == NO_PARENT or len(chain) > _DEPTH_MAX:
                 return EVERY, 0
             chain.append(parent)

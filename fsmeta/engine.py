@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 from fsmeta import access, quota, schema, sealed, volume
 from fsmeta.acl import Acl
@@ -20,35 +20,23 @@ from fsmeta.engine_deletion import DeletionVerbs
 from fsmeta.engine_locks import LockVerbs
 from fsmeta.engine_packing import PackVerbs
 from fsmeta.engine_ranges import RangeVerbs
-from fsmeta.engine_sessions import Beats, close_own, end_dead, follow_settings, join
+from fsmeta.engine_sessions import SessionVerbs
 from fsmeta.engine_trash import Bin
-from fsmeta.errors import ConfigError, Fenced, Rewound, Voided
+from fsmeta.errors import ConfigError
 from fsmeta.id_supply import INO_BATCH, SLICE_BATCH, IdSupply
 from fsmeta.neighbours import Neighbours
 from fsmeta.ops import acl as acls
-from fsmeta.ops import (
-    attr,
-    create,
-    directory,
-    extent,
-    flags,
-    link,
-    lookup,
-    reclaim,
-    remove,
-    rename,
-)
-from fsmeta.ops import session as sessions
+from fsmeta.ops import attr, create, directory, extent, flags, link, lookup, remove, rename
 from fsmeta.ops import xattr as xattrs
 from fsmeta.ops.create import NewNode
 from fsmeta.ops.inode import Changed, Env
 from fsmeta.ops.rename import Place, Renamed
-from fsmeta.ops.session import Belongings
 from fsmeta.runtime import Runtime
 from fsmeta.schema_sessions import SessionRecord
 from fsmeta.slice_ids import SliceIds
 from fsmeta.store import Store
-from fsmeta.transact import DEADLINE_S, Transactor, Txn
+from fsmeta.transact import DEADLINE_S, Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import (
     ROOT_CALLER,
     ROOT_INO,
@@ -75,19 +63,17 @@ class Meta:
         self.store = store
         self.cache = RowCache(runtime)
         self.transactor = Transactor(store, runtime, self.cache, deadline_s)
-        self.session: SessionRecord | None = None
-        self.locks = LockVerbs(self.transactor, lambda: self.session)
-        self.deletion = DeletionVerbs(self.transactor, lambda: self.session)
+        self.locks = LockVerbs(self.transactor, lambda: self.sessions.own)
+        self.deletion = DeletionVerbs(self.transactor, lambda: self.sessions.own)
         self.ranges = RangeVerbs(self._run, self.transactor)
         self._bin = Bin()
-        self._runtime = runtime
-        self._deadline_s = deadline_s
         self._inos = IdSupply(self.transactor, runtime, schema.NEXT_INO, INO_BATCH)
         slices = IdSupply(self.transactor, runtime, schema.NEXT_SLICE, SLICE_BATCH)
         self.slices = SliceIds(runtime, slices)
-        self.packing = PackVerbs(self.transactor, self.slices, self.fence_for)
-        self._void = 0  # slices below it may have lost their objects to gc
-        self._beats = Beats()
+        self.sessions = SessionVerbs(
+            self.transactor, self.slices, self.locks, runtime.now_ns, self._obey
+        )
+        self.packing = PackVerbs(self.transactor, self.slices, self.sessions.fence_for)
         self._neighbours = Neighbours(self.transactor)
         self._listeners: list[Callable[[Sequence[bytes] | None], None]] = []
         store.watch(self._rows_changed)
@@ -97,6 +83,11 @@ class Meta:
         self._obey(self.format)
         self.transactor.follow = self._follow
         self.transactor.on_ended = self._tell
+
+    @property
+    def session(self) -> SessionRecord | None:
+        """Ours, once there is one."""
+        return self.sessions.own
 
     def _run(self, verb: Callable[..., T], caller: Caller, *args: object) -> T:
         now_ns = self._now_ns()
@@ -135,8 +126,7 @@ class Meta:
         edition = self.transactor.edition
         with self._following:  # the lock stays held: who else commits needs the settings
             if self.session is not None and self.transactor.edition == edition:
-                follow = partial(follow_settings, sid=self.session.id)
-                self._obey(self._unfenced().run(follow))
+                self._obey(self.sessions.follow(self.session.id))
 
     def refresh_settings(self) -> None:
         """Learn what has changed of the settings, for who only looks at them. Raises: Fenced."""
@@ -372,26 +362,13 @@ class Meta:
         ids, now_ns = [piece.id for _, piece in batch], self._now_ns()
 
         def verb(txn: Txn) -> Changed:
-            txn.fence = self.fence_for(ids, session)
+            txn.fence = self.sessions.fence_for(ids, session)
             env = Env(ROOT_CALLER, now_ns, *self._rules)
             return extent.write(txn, env, ino, batch, length, mtime_ns, unprivileged)
 
         args = (ino, batch, length, mtime_ns, unprivileged)
         with self.slices.committing(ids):
             return self.transactor.run(verb, (extent.write, ROOT_CALLER, now_ns, args))
-
-    def fence_for(self, ids: Iterable[int], session: SessionId | None = None) -> bytes | None:
-        """The session in whose name new slices may be committed; no other than `session`.
-
-        `open_session` sets `_void` before the fence: with an older fence the store says no.
-        Raises: Voided where gc may have deleted their objects; Fenced.
-        """
-        fence = self.transactor.fence
-        if session is not None and fence != schema.session_row(session):
-            raise Fenced(f"session {session} has ended")
-        if self._void and min(ids, default=self._void) < self._void:
-            raise Voided("written before others ended our session: gc has come since")
-        return fence
 
     def forget_chunks(self, inos: Iterable[Ino]) -> None:
         """Ask the store again for what is in these files."""
@@ -404,96 +381,9 @@ class Meta:
         ids, now_ns = [piece.id for piece in new], self._now_ns()
 
         def verb(txn: Txn) -> bool:
-            txn.fence = self.fence_for(ids)
+            txn.fence = self.sessions.fence_for(ids)
             env = Env(ROOT_CALLER, now_ns, *self._rules)
             return extent.replace_prefix(txn, env, ino, index, old, new)
 
         with self.slices.committing(ids):
             return self.transactor.run(verb, (extent.replace_prefix,))
-
-    # --- the session -----------------------------------------------------------------------------
-
-    def open_session(self, info: dict[str, Any], ended: SessionId | None = None) -> SessionRecord:
-        """Join the volume; from here on every commit carries this session.
-
-        Not for the first time where others have `ended` ours. Raises: Rewound.
-        """
-        # a transactor of its own, because others may be committing in the name of an ended session:
-        # without a fence they would be let through
-        proven, floor, now = self.store.history.is_proven, self.slices.floor, self._now_ns()
-        try:
-            settings, (record, void) = self._unfenced().run(
-                lambda txn: join(txn, info, ended, proven, floor, now)
-            )
-        except Rewound as error:
-            self.transactor.stop_writing(error)
-            raise
-        if void > self._void:
-            self._void = void
-            self.slices.let_go()  # what is left of the batch could not be committed
-        self._beats.clear()
-        self.session = record
-        self._obey(settings)
-        self.transactor.fence = schema.session_row(record.id)
-        return record
-
-    def _unfenced(self) -> Transactor:
-        """For commits that are not of our session."""
-        return Transactor(self.store, self._runtime, self.cache, self._deadline_s)
-
-    def close_session(self) -> None:
-        """Leave: nothing can be committed any more."""
-        session = self.session
-        if session is None:
-            return
-        try:
-            close_own(self.transactor, self._unfenced(), self.locks, session.id)
-        except Fenced:
-            pass  # others ended it first
-        finally:
-            self.session = None  # not before: the last commits may have to follow new settings
-        self.transactor.fence = None
-
-    def end_session(self, sid: SessionId) -> None:
-        """End somebody's session that has stopped beating."""
-        end_dead(self.transactor, self.locks, sid)
-
-    def beat(self, confirmed: int, floor: int | None = None) -> None:
-        """Show that we live, which deletion round we agree to, and our floor.
-
-        Raises: Fenced, also where another client lives in our name; then nobody does any more.
-        """
-        last = self.session
-        assert last is not None
-        record = last._replace(beat=last.beat + 1, confirmed=confirmed, at_ns=self._now_ns())
-        if floor is not None:
-            record = record._replace(floor=floor)
-        if not self._beats.show(self.transactor, record, last):
-            self._end_for_all(last.id)
-        self.session = record
-
-    def _end_for_all(self, sid: SessionId) -> NoReturn:
-        """Two live as one: what one of them commits may pass for a repeat of the other's."""
-        end_dead(self._unfenced(), self.locks, sid)
-        raise Fenced(f"another client, perhaps a copy of this one, lives as session {sid}")
-
-    def sessions(self) -> list[SessionRecord]:
-        """Every session that has not been ended."""
-        return self.transactor.view(sessions.list_sessions)
-
-    def belongings(self, among: Sequence[SessionId]) -> dict[SessionId, Belongings]:
-        """What each of these sessions holds: for `status`."""
-        return self.transactor.view(lambda txn: sessions.belongings(txn, among))
-
-    def round_and_floor(self) -> tuple[int, int]:
-        """The deletion round that sessions are asked to confirm, and our floor to show.
-
-        Raises: Fenced where another client lives in our name; then nobody does any more.
-        """
-        self.slices.let_go_if_idle()
-        session = self.session
-        sid = None if session is None else session.id
-        current, following, ours = self.transactor.view(lambda txn: reclaim.round_and_ids(txn, sid))
-        if session is not None and not self._beats.is_ours(ours, session):
-            self._end_for_all(session.id)
-        return current, self.slices.floor(following)

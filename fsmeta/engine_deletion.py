@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from fsmeta import schema
+from fsmeta import schema, schema_slices
 from fsmeta.ops import reclaim
 from fsmeta.ops import session as sessions
 from fsmeta.schema_sessions import SessionRecord
 from fsmeta.store import Page
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import Ino, SessionId, SliceId
 
 _PURGE_BATCH: Final = 100  # inodes a commit; their rows are read in one request
@@ -59,7 +60,7 @@ class DeletionVerbs:
     def dead_slices(self, at_most: int) -> dict[bytes, list[tuple[SliceId, int]]]:
         """Slices that chunks have dropped, (id, size), by field of X."""
         entries = fields_of(self._run, schema.DEAD_SLICES, at_most)
-        return {field: schema.unpack_dead(field, value) for field, value in entries}
+        return {field: schema_slices.unpack_dead(field, value) for field, value in entries}
 
     def held_orphans(self, among: Iterable[SessionId]) -> set[Ino]:
         """Orphans that one of these sessions holds open."""

@@ -18,7 +18,8 @@ from fsmeta.ops.lock import Answer, Ask
 from fsmeta.schema import inode_row
 from fsmeta.schema_locks import Kind, Lock, Owner, Wait
 from fsmeta.schema_sessions import SessionRecord
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import Attr, Ino, SessionId
 
 ATTRS_MAX: Final = 7  # files whose attributes come with the news; more rows are not of one moment

@@ -14,7 +14,8 @@ from fsmeta.ops.packing import Packed, Small, Thin
 from fsmeta.ops.reclaim import Drops
 from fsmeta.schema_packing import OpenSegment
 from fsmeta.slice_ids import SliceIds
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import Ino, SliceId
 
 

@@ -1,28 +1,157 @@
-"""How `Meta` shows that it lives, and how sessions end: the longer halves of its session verbs.
+"""The verbs of `Meta` for sessions: our own, in whose name it commits, and those of others.
 
-Called by `engine` alone. `Beats` is used by one thread at a time, as beats are.
+Called by fsclient's `background`, `leader` and commands, and by tests, as `meta.sessions`; what new
+slices may be committed, `fence_for` says to whoever does it.
+
+Threading: one thread at a time opens, shows and closes our own session, as beats are; the rest from
+any thread.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, NoReturn
 
 from fsmeta import schema, volume
 from fsmeta.engine_locks import LockVerbs
-from fsmeta.errors import Fenced
+from fsmeta.errors import Fenced, Rewound, Voided
+from fsmeta.ops import reclaim
 from fsmeta.ops import session as sessions
+from fsmeta.ops.session import Belongings
 from fsmeta.schema_sessions import SessionRecord, pack_session
+from fsmeta.slice_ids import SliceIds
 from fsmeta.store import EDITION
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import SessionId
 from fsmeta.volume import VolumeFormat
 
 DOUBTFUL_MAX: Final = 20  # beats while the store is away; the last few may yet arrive
 
 
-class Beats:
+class SessionVerbs:
+    """See the module."""
+
+    def __init__(
+        self,
+        run: Transactor,
+        slices: SliceIds,
+        locks: LockVerbs,
+        now_ns: Callable[[], int],
+        obey: Callable[[VolumeFormat], None],
+    ) -> None:
+        """`obey` is told of the settings that our session follows."""
+        self.own: SessionRecord | None = None
+        self._run = run
+        self._slices = slices
+        self._locks = locks
+        self._now_ns = now_ns
+        self._obey = obey
+        self._void = 0  # slices below it may have lost their objects to gc
+        self._beats = _Beats()
+
+    def open(self, info: dict[str, Any], ended: SessionId | None = None) -> SessionRecord:
+        """Join the volume; from here on every commit carries this session.
+
+        Not for the first time where others have `ended` ours. Raises: Rewound.
+        """
+        # a transactor of its own, because others may be committing in the name of an ended session:
+        # without a fence they would be let through
+        proven, floor, now = self._run.store.history.is_proven, self._slices.floor, self._now_ns()
+        try:
+            settings, (record, void) = self._run.unfenced().run(
+                lambda txn: _join(txn, info, ended, proven, floor, now)
+            )
+        except Rewound as error:
+            self._run.stop_writing(error)
+            raise
+        if void > self._void:
+            self._void = void
+            self._slices.let_go()  # what is left of the batch could not be committed
+        self._beats.clear()
+        self.own = record
+        self._obey(settings)
+        self._run.fence = schema.session_row(record.id)
+        return record
+
+    def fence_for(self, ids: Iterable[int], session: SessionId | None = None) -> bytes | None:
+        """The session in whose name new slices may be committed; no other than `session`.
+
+        `open` sets `_void` before the fence: with an older fence the store says no.
+        Raises: Voided where gc may have deleted their objects; Fenced.
+        """
+        fence = self._run.fence
+        if session is not None and fence != schema.session_row(session):
+            raise Fenced(f"session {session} has ended")
+        if self._void and min(ids, default=self._void) < self._void:
+            raise Voided("written before others ended our session: gc has come since")
+        return fence
+
+    def follow(self, sid: SessionId) -> VolumeFormat:
+        """The settings, which our session is to follow from now on. Raises: Fenced."""
+        return self._run.unfenced().run(partial(_follow, sid=sid))
+
+    def close(self) -> None:
+        """Leave: nothing can be committed any more."""
+        session = self.own
+        if session is None:
+            return
+        try:
+            _close_own(self._run, self._locks, session.id)
+        except Fenced:
+            pass  # others ended it first
+        finally:
+            self.own = None  # not before: the last commits may have to follow new settings
+        self._run.fence = None
+
+    def end(self, sid: SessionId) -> None:
+        """End somebody's session that has stopped beating."""
+        _end_dead(self._run, self._locks, sid)
+
+    def beat(self, confirmed: int, floor: int | None = None) -> None:
+        """Show that we live, which deletion round we agree to, and our floor.
+
+        Raises: Fenced, also where another client lives in our name; then nobody does any more.
+        """
+        last = self.own
+        assert last is not None
+        record = last._replace(beat=last.beat + 1, confirmed=confirmed, at_ns=self._now_ns())
+        if floor is not None:
+            record = record._replace(floor=floor)
+        if not self._beats.show(self._run, record, last):
+            self._end_for_all(last.id)
+        self.own = record
+
+    def _end_for_all(self, sid: SessionId) -> NoReturn:
+        """Two live as one: what one of them commits may pass for a repeat of the other's."""
+        _end_dead(self._run.unfenced(), self._locks, sid)
+        raise Fenced(f"another client, perhaps a copy of this one, lives as session {sid}")
+
+    def all(self) -> list[SessionRecord]:
+        """Every session that has not been ended."""
+        return self._run.view(sessions.list_sessions)
+
+    def belongings(self, among: Sequence[SessionId]) -> dict[SessionId, Belongings]:
+        """What each of these sessions holds: for `status`."""
+        return self._run.view(lambda txn: sessions.belongings(txn, among))
+
+    def round_and_floor(self) -> tuple[int, int]:
+        """The deletion round that sessions are asked to confirm, and our floor to show.
+
+        Raises: Fenced where another client lives in our name; then nobody does any more.
+        """
+        self._slices.let_go_if_idle()
+        session = self.own
+        sid = None if session is None else session.id
+        current, following, ours = self._run.view(lambda txn: reclaim.round_and_ids(txn, sid))
+        if session is not None and not self._beats.is_ours(ours, session):
+            self._end_for_all(session.id)
+        return current, self._slices.floor(following)
+
+
+class _Beats:
     """What this client has written of itself, so that another one in its name is noticed."""
 
     def __init__(self) -> None:
@@ -54,7 +183,7 @@ class Beats:
         return value is None or value in known
 
 
-def end_dead(run: Transactor, locks: LockVerbs, sid: SessionId) -> None:
+def _end_dead(run: Transactor, locks: LockVerbs, sid: SessionId) -> None:
     """End somebody's session; in steps where it has locks, each of which others may do, too."""
     try:
         run.run(lambda txn: sessions.end_dead_session(txn, sid))
@@ -66,7 +195,7 @@ def end_dead(run: Transactor, locks: LockVerbs, sid: SessionId) -> None:
         run.run(lambda txn: sessions.bury_session(txn, sid))
 
 
-def close_own(run: Transactor, unfenced: Transactor, locks: LockVerbs, sid: SessionId) -> None:
+def _close_own(run: Transactor, locks: LockVerbs, sid: SessionId) -> None:
     """End our own session, and give up its locks. Raises: Fenced where others were first."""
     try:
         run.run(lambda txn: sessions.close_session(txn, sid))
@@ -75,10 +204,10 @@ def close_own(run: Transactor, unfenced: Transactor, locks: LockVerbs, sid: Sess
             raise
         locks.release_session(sid, run)
         run.run(lambda txn: sessions.bury_session(txn, sid))
-    unfenced.run(lambda txn: sessions.forget_last_commit(txn, sid))
+    run.unfenced().run(lambda txn: sessions.forget_last_commit(txn, sid))
 
 
-def join(
+def _join(
     txn: Txn,
     info: dict[str, Any],
     ended: SessionId | None,
@@ -94,7 +223,7 @@ def join(
     return volume.require(stored), joined
 
 
-def follow_settings(txn: Txn, sid: SessionId) -> VolumeFormat:
+def _follow(txn: Txn, sid: SessionId) -> VolumeFormat:
     """The settings, which our session is to follow from now on. Raises: Fenced."""
     settings = volume.load_format(txn)
     if not sessions.raise_fence(txn, sid, settings.edition):

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgpack
 
-from fsmeta import schema
+from fsmeta import schema_slices
 from fsmeta.errors import StoreError
 from fsmeta.ops import (
     atime,
@@ -154,7 +154,7 @@ class Entry:
     def record(self) -> bytes:
         """The only slice of a write, as its chunk will list it."""
         ((_, piece),) = self.verb_args[1]
-        return schema.pack_slices([piece])
+        return schema_slices.pack_slices([piece])
 
     def env(self, rules: Rules) -> Env:
         """As which call the verb runs: the kernel judged it when it was made."""

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final, NamedTuple
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.ops.inode import Env, get_attr, get_stable
 from fsmeta.schema import ACCOUNTS, ATTR_FIELD
 from fsmeta.sealed import SEALED_INO
 from fsmeta.store import limit_field
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Ino, StatFs, Usage
 
 DIR: Final = b"d"
@@ -36,7 +36,7 @@ DEPTH_MAX: Final = 10_000  # more directories above one another than any path ca
 _ROOT_ROW: Final = schema.inode_row(ROOT_INO)
 _OUTSIDE: Final = schema.inode_row(SEALED_INO)  # this and what follows lies not below the root
 _NONE: Final = schema.pack_u64(NO_PARENT)
-_PARENT_AT: Final = schema.ATTR_PARENT_AT
+_PARENT_AT: Final = schema_inode.ATTR_PARENT_AT
 
 
 def dir_node(ino: int) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Final
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode, schema_slices
 from fsmeta.check import Checked, Examination
 from fsmeta.check_notes import KEPT_MAX, Known, Stage
 from fsmeta.engine import Meta
@@ -26,8 +26,8 @@ from fsmeta.repair_snapshots import Shelves
 from fsmeta.schema_sessions import unpack_session
 from fsmeta.sealed import is_sealed, is_shelf
 from fsmeta.slices import covered
-from fsmeta.transact import Txn
 from fsmeta.trash import is_trash
+from fsmeta.txn import Txn
 from fsmeta.types import (
     FLAGS,
     NO_PARENT,
@@ -56,7 +56,7 @@ def repair(
     Raises: ConfigError where it is in use.
     """
     done = list(_end_unreadable_sessions(meta))
-    sessions = meta.sessions()
+    sessions = meta.sessions.all()
     if sessions:
         raise ConfigError(
             f"the volume is used by {len(sessions)} client(s), or was a minute ago: "
@@ -144,7 +144,7 @@ class _Pass:
             if not gone or special or self._store.read_rows([schema.inode_row(ino)])[0]:
                 continue
             if self._store.scan(schema.dir_row(ino), limit=1).items:
-                attr = schema.new_attr(ino, 0o40700, 0, 0, NO_PARENT, self._now_s * 10**9)
+                attr = schema_inode.new_attr(ino, 0o40700, 0, 0, NO_PARENT, self._now_s * 10**9)
                 self._put(attr, {}, {})
                 yield f"directory {ino} was gone and its names were not: made again"
 
@@ -156,7 +156,7 @@ class _Pass:
             if known is None or self._notes.has("clone", ino):  # a mount will remove the clone
                 continue
             fields = self._store.read_rows([schema.inode_row(ino)])[0]
-            attr = schema.unpack_inode(
+            attr = schema_inode.unpack_inode(
                 ino, fields[schema.ATTR_FIELD], fields[schema.VOLATILE_FIELD]
             )
             yield from self._inode(known, attr, fields)
@@ -213,7 +213,7 @@ class _Pass:
         """What the attributes must be by names and slices; None where it has lost its names."""
         ino = attr.ino
         chunks = [(f, v) for f, v in fields.items() if f[:1] == b"c" and len(f) == 5]
-        listed = (schema.unpack_slices(ino, schema.id_of(f), v) for f, v in chunks)
+        listed = (schema_slices.unpack_slices(ino, schema.id_of(f), v) for f, v in chunks)
         attr = attr._replace(used=sum(covered(slices) for slices in listed))
         count = sum(names.values())
         if ino != ROOT_INO and not count:
@@ -253,8 +253,8 @@ class _Pass:
         counts = names if _is_linked(attr) else {}
         settled = [] if home is None else [(row, schema.HOME_FIELD, schema.pack_u64(home))]
         self._commit(
-            (row, schema.ATTR_FIELD, schema.pack_attr(attr)),
-            (row, schema.VOLATILE_FIELD, schema.pack_volatile(attr)),
+            (row, schema.ATTR_FIELD, schema_inode.pack_attr(attr)),
+            (row, schema.VOLATILE_FIELD, schema_inode.pack_volatile(attr)),
             *((row, schema.parent_field(each), None) for each in counted.keys() - counts.keys()),
             *((row, schema.parent_field(each), b"%d" % n) for each, n in counts.items()),
             *settled,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.check_notes import Known, Notes
 from fsmeta.check_snapshots import UNLISTED, UNNAMED, UNREADABLE
 from fsmeta.errors import Corrupt
@@ -150,10 +150,10 @@ class Shelves:
         row = schema.inode_row(source)
         if not 0 < source < SEALED_INO or self._store.read_rows([row])[0]:
             return
-        attr = schema.new_attr(source, 0o40700, 0, 0, NO_PARENT, self._now_s * 10**9)
+        attr = schema_inode.new_attr(source, 0o40700, 0, 0, NO_PARENT, self._now_s * 10**9)
         self._commit(
-            (row, schema.ATTR_FIELD, schema.pack_attr(attr)),
-            (row, schema.VOLATILE_FIELD, schema.pack_volatile(attr)),
+            (row, schema.ATTR_FIELD, schema_inode.pack_attr(attr)),
+            (row, schema.VOLATILE_FIELD, schema_inode.pack_volatile(attr)),
         )
         yield f"directory {source} was gone and its snapshots were not: made again"
 

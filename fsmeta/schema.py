@@ -1,8 +1,11 @@
-"""Every key and value in a metadata store. `docs/FORMAT.md` is this page in prose.
+"""Every key in a metadata store, and what is there. `docs/FORMAT.md` is this page in prose.
+
+The records of attributes are in `schema_inode`, those of slices in `schema_slices`; the names of a
+directory, and what is kept as a map, here.
 
     row          field        value
-    i<ino8>      a            stable attributes, ATTR_*; changes seldom, so verbs *check* it
-                 v            volatile attributes, VOLATILE; changes often, so verbs *merge* into it
+    i<ino8>      a            stable attributes; changes seldom, so verbs *check* it
+                 v            volatile attributes; changes often, so verbs *merge* into it
                  c<index4>    slices of one 64 MiB chunk, SLICE records appended
                  l            symlink target
                  x<name>      extended attribute, 0x01 then its value
@@ -62,26 +65,14 @@ Invariants (what `check` verifies):
 from __future__ import annotations
 
 import re
-import stat
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgpack
 
 from fsmeta.errors import Corrupt
-from fsmeta.store import Key, Parts
-from fsmeta.types import (
-    CHUNK_BYTES,
-    FILE_TYPES,
-    Attr,
-    Dentry,
-    FileType,
-    Ino,
-    Slice,
-    SliceId,
-    SliceKind,
-)
+from fsmeta.types import FILE_TYPES, Dentry, FileType, Ino
 
 METADATA_VERSION: Final = 2  # the latest that is known; volume.py says what has which
 
@@ -204,154 +195,6 @@ def corrupt(ino: int, field: bytes, why: str) -> Corrupt:
     return Corrupt(inode_row(ino), field, why)
 
 
-# --- inode attributes ----------------------------------------------------------------------------
-
-# version, mode with type, uid, gid, parent, birth time; 27 bytes, which keeps the hash of a small
-# file within the allocator's 128-byte class on Redis
-_ATTR: Final = struct.Struct(">BHIIQQ")
-# the tail: rdev, chattr flags, access ACL id, default ACL id; only written when one is not zero
-_ATTR_TAIL: Final = struct.Struct(">IIII")
-_VOLATILE: Final = struct.Struct(">BQIQQQQ")  # version, size, nlink, used, atime, mtime, ctime
-assert _ATTR.size == 27
-ATTR_PARENT_AT: Final = 11  # where the parent stands in an `a` record
-assert _ATTR_TAIL.size == 16
-assert _VOLATILE.size == 45
-
-_ATTR_V1: Final = 1
-_MARK: Final = 4  # bits by which the mark is shifted: it is the upper half of the version's byte
-MARKS: Final = 16
-_VOLATILE_V1: Final = 1
-_NLINK_AT: Final = 9
-_MTIME_AT: Final = 29
-_CTIME_AT: Final = 37
-_EPOCH: Final = 1 << 63  # times are stored unsigned with this bias, so years before 1970 sort too
-
-
-def pack_attr(attr: Attr) -> bytes:
-    """The `a` record of `attr`."""
-    head = _ATTR_V1 | attr.mark << _MARK
-    base = _ATTR.pack(head, attr.mode, attr.uid, attr.gid, attr.parent, attr.btime_ns + _EPOCH)
-    if attr.rdev or attr.flags or attr.acl or attr.default_acl:
-        return base + _ATTR_TAIL.pack(attr.rdev, attr.flags, attr.acl, attr.default_acl)
-    return base
-
-
-def pack_volatile(attr: Attr) -> bytes:
-    """The `v` record of `attr`."""
-    return _VOLATILE.pack(
-        _VOLATILE_V1,
-        attr.size,
-        attr.nlink,
-        attr.used,
-        attr.atime_ns + _EPOCH,
-        attr.mtime_ns + _EPOCH,
-        attr.ctime_ns + _EPOCH,
-    )
-
-
-class Stable(NamedTuple):
-    """What the `a` record holds: all that permission checks and most parents need."""
-
-    mode: int
-    uid: int
-    gid: int
-    rdev: int
-    flags: int
-    parent: Ino
-    btime_ns: int
-    acl: int
-    default_acl: int
-    mark: int
-
-
-def unpack_stable(ino: int, a: bytes) -> Stable:
-    """Raises: Corrupt."""
-    return _new(Stable, _stable_values(ino, a))
-
-
-def _stable_values(ino: int, a: bytes) -> tuple[int, int, int, int, int, Ino, int, int, int, int]:
-    """The values of `Stable`."""
-    try:
-        head, mode, uid, gid, parent, btime = _ATTR.unpack_from(a)
-        rdev = flags = acl = default_acl = 0
-        if len(a) != 27:
-            rdev, flags, acl, default_acl = _ATTR_TAIL.unpack(a[27:])
-    except struct.error as error:
-        raise Corrupt(inode_row(ino), ATTR_FIELD, f"length {len(a)}") from error
-    if head & 0xF != _ATTR_V1:
-        raise Corrupt(inode_row(ino), ATTR_FIELD, f"version {head & 0xF}")
-    if mode >> 12 not in FILE_TYPES:
-        raise Corrupt(inode_row(ino), ATTR_FIELD, f"mode {mode:o}")
-    btime_ns = btime - _EPOCH
-    return mode, uid, gid, rdev, flags, parent, btime_ns, acl, default_acl, head >> _MARK
-
-
-def unpack_inode(ino: Ino, a: bytes, v: bytes) -> Attr:
-    """The attributes that the two records of an inode hold.
-
-    Raises: Corrupt.
-    """
-    try:
-        version, size, nlink, used, atime, mtime, ctime = _VOLATILE.unpack(v)
-    except struct.error as error:
-        raise Corrupt(inode_row(ino), VOLATILE_FIELD, f"length {len(v)}") from error
-    if version != _VOLATILE_V1:
-        raise Corrupt(inode_row(ino), VOLATILE_FIELD, f"version {version}")
-    mode, uid, gid, rdev, flags, parent, btime_ns, acl, default_acl, mark = _stable_values(ino, a)
-    return _new(
-        Attr,
-        (
-            ino,
-            mode,
-            uid,
-            gid,
-            rdev,
-            flags,
-            parent,
-            btime_ns,
-            size,
-            nlink,
-            used,
-            atime - _EPOCH,
-            mtime - _EPOCH,
-            ctime - _EPOCH,
-            acl,
-            default_acl,
-            mark,
-        ),
-    )
-
-
-_KINDS: Final = {int(kind): kind for kind in SliceKind}
-
-
-def touch_parts(now_ns: int, nlink_delta: int = 0) -> Parts:
-    """A MERGE into `v` that sets mtime and ctime and moves the link count.
-
-    The last commit wins, even with an earlier clock: a change that left mtime as it was would be
-    missed by whoever compares times.
-    """
-    stamp = pack_u64(now_ns + _EPOCH)
-    times = (_MTIME_AT, stamp + stamp)
-    return (*times, _NLINK_AT, nlink_delta) if nlink_delta else times
-
-
-def nlink_parts(delta: int) -> Parts:
-    """A MERGE into `v` that only moves the link count."""
-    return _NLINK_AT, delta
-
-
-def ctime_parts(now_ns: int) -> Parts:
-    """A MERGE into `v` that sets only ctime."""
-    return _CTIME_AT, pack_u64(now_ns + _EPOCH)
-
-
-def attr_keys(ino: int) -> tuple[Key, Key]:
-    """Where the two records of an inode's attributes are."""
-    row = inode_row(ino)
-    return (row, ATTR_FIELD), (row, VOLATILE_FIELD)
-
-
 # --- dentries ------------------------------------------------------------------------------------
 
 _DENTRY: Final = struct.Struct(">BQ")  # type, ino
@@ -394,60 +237,6 @@ def unpack_dentries(row: bytes, fields: Mapping[bytes, bytes]) -> list[Dentry]:
         raise
 
 
-# --- slices --------------------------------------------------------------------------------------
-
-_SLICE: Final = struct.Struct(">BIQIII")  # version and kind, pos, id, size, off, length
-assert _SLICE.size == 25
-SLICE_BYTES: Final = _SLICE.size
-_SLICE_V1: Final = 0x10  # the upper half of the first byte is the version, the lower the kind
-
-
-def pack_slices(slices: Iterable[Slice]) -> bytes:
-    """Records of one chunk, ready to append to its field."""
-    return b"".join(
-        _SLICE.pack(_SLICE_V1 | s.kind, s.pos, s.id, s.size, s.off, s.length) for s in slices
-    )
-
-
-def unpack_slices(ino: Ino, index: int, value: bytes | None) -> list[Slice]:
-    """The slices of one chunk, oldest first.
-
-    Raises: Corrupt.
-    """
-    if not value:
-        return []
-    if len(value) % SLICE_BYTES:
-        raise Corrupt(inode_row(ino), chunk_field(index), f"length {len(value)}")
-    slices = []
-    for head, pos, sid, size, off, length in _SLICE.iter_unpack(value):
-        kind = head ^ _SLICE_V1
-        if kind not in _KINDS or pos + length > CHUNK_BYTES or off + length > size:
-            raise Corrupt(inode_row(ino), chunk_field(index), f"slice {sid} at {pos}")
-        slices.append(Slice(pos, sid, size, off, length, _KINDS[kind]))
-    return slices
-
-
-_DEAD: Final = struct.Struct(">QI")  # id, size
-assert _DEAD.size == 12
-
-
-def pack_dead(slices: Iterable[tuple[int, int]]) -> bytes:
-    """Ids and sizes of slices that wait for deletion."""
-    return b"".join(_DEAD.pack(sid, size) for sid, size in slices)
-
-
-def unpack_dead(field: bytes, value: bytes) -> list[tuple[SliceId, int]]:
-    """Raises: Corrupt."""
-    if len(value) % _DEAD.size:
-        raise Corrupt(DEAD_SLICES, field, f"length {len(value)}")
-    return [(SliceId(sid), size) for sid, size in _DEAD.iter_unpack(value)]
-
-
-def hole(pos: int, length: int) -> Slice:
-    """A record that makes a range of a chunk read as zeros."""
-    return Slice(pos, SliceId(0), length, 0, length, SliceKind.HOLE)
-
-
 # --- cold records: msgpack maps ------------------------------------------------------------------
 
 
@@ -484,17 +273,3 @@ def unpack_count(row: bytes, field: bytes, value: bytes | None) -> int:
 
 # what Redis takes for a number too; int() alone would also believe in "1_0" and " 1"
 _COUNT: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
-
-
-def new_attr(
-    ino: Ino, mode: int, uid: int, gid: int, parent: Ino, now_ns: int, rdev: int = 0, mark: int = 0
-) -> Attr:
-    """Attributes of an inode that is born now."""
-    size, nlink = (DIR_SIZE, 2) if stat.S_ISDIR(mode) else (0, 1)
-    now = now_ns
-    return Attr(
-        ino, mode, uid, gid, rdev, 0, parent, now, size, nlink, 0, now, now, now, 0, 0, mark
-    )
-
-
-DIR_SIZE: Final = 4096  # what stat(2) shows as the size of any directory

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fsmeta.schema import DIR_SIZE
+from fsmeta.schema_inode import DIR_SIZE
 from fsmeta.trash import TRASH_INO
 from fsmeta.types import Attr, Ino
 

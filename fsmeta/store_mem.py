@@ -39,7 +39,7 @@ class MemBackend:
         self.commits = 0  # applied so far; guarded by lock
 
     def take_readers(
-        self, rows: set[bytes], writer: MemStore
+        self, rows: Iterable[bytes], writer: MemStore
     ) -> list[tuple[MemStore, list[bytes]]]:
         """Who must be told that `writer` changed `rows`; lock held. Each is told only once."""
         told: dict[MemStore, list[bytes]] = {}
@@ -172,7 +172,7 @@ class MemStore:
                 else:
                     backend.rows.pop(row, None)
             backend.commits += 1
-            changed = {write[1] for write in commit.writes if not is_table(write[1])}
+            changed = dict.fromkeys(row for _, row, *_ in commit.writes if not is_table(row))
             told = backend.take_readers(changed, self)
             # what was checked, found empty or written is as well known as what was read
             named = {*changed, *commit.empties, *(check[0] for check in commit.checks)}

@@ -20,37 +20,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.acceptance import DISTURBED_S, Acceptance, is_fresh, written
 from fsmeta.backlog import Backlog
 from fsmeta.cache import RowCache
 from fsmeta.domains import Domains, reading
-from fsmeta.entry import (
-    EVERY,
-    GIVING_WAY,
-    NAMES,
-    SHARING,
-    Entry,
-    Log,
-    Moved,
-    slices_of,
-)
+from fsmeta.entry import EVERY, GIVING_WAY, NAMES, SHARING, Entry, Log, Moved, slices_of
 from fsmeta.errors import Ambiguous, Conflict, Unavailable
 from fsmeta.meant import entry_of, is_first_name
 from fsmeta.overlay import Overlay
 from fsmeta.overlay_reads import OverlaidReads
 from fsmeta.runtime import Runtime
-from fsmeta.store import (
-    MERGE,
-    SCAN_PAGE,
-    Applied,
-    Commit,
-    Key,
-    Listener,
-    Record,
-    RowPage,
-    Store,
-)
+from fsmeta.store import MERGE, SCAN_PAGE, Applied, Commit, Key, Listener, Record, RowPage, Store
 from fsmeta.types import FileType, Ino
 
 ENTRIES_MAX: Final = 50_000  # held back at a time: about 60 MB; then changes wait
@@ -490,7 +471,7 @@ class StagedStore:
         with self._cond:
             if value is None or not self.backlog:
                 return bool(self.backlog) and self.backlog.changes(ino)
-        kind = FileType.of_mode(schema.unpack_stable(ino, value).mode)
+        kind = FileType.of_mode(schema_inode.unpack_stable(ino, value).mode)
         if kind is not FileType.DIR:
             return self.backlog.changes(ino)
         return self.backlog.waits(self._domains.home(reading({}, self.read), ino), None)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from fsmeta import accounting, quota, schema
+from fsmeta import accounting, quota, schema, schema_inode
 from fsmeta.accounting import Quota
 from fsmeta.engine import Meta
 from fsmeta.sealed import is_sealed
@@ -87,7 +87,7 @@ class _Counter:
             found = self._meta.transactor.view(partial(_read, meta=self._meta, rows=rows))
             for row, (a, v, home) in zip(rows, found, strict=True):
                 if a is not None and v is not None and self._seen.add(schema.id_of(row)):
-                    attr = schema.unpack_inode(Ino(schema.id_of(row)), a, v)
+                    attr = schema_inode.unpack_inode(Ino(schema.id_of(row)), a, v)
                     self._add(attr, Ino(schema.id_of(home)) if home else NO_PARENT)
             seen += len(rows)
             yield seen

@@ -30,7 +30,7 @@ from fsmeta.store import (
     Write,
     is_table,
 )
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 
 OPS_MAX: Final = 1024  # checks and writes; a third of them in 129 rows take Redis 2 ms
 ROWS_MAX: Final = 144  # a segment's files; Redis 7.0 goes through all of them with each read

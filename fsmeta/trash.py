@@ -13,7 +13,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from fsmeta.schema import DIR_SIZE
+from fsmeta.schema_inode import DIR_SIZE
 from fsmeta.types import NAME_MAX, ROOT_INO, Attr, Ino
 
 TRASH_NAME: Final = b".trash"

@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.errors import ConfigError, Corrupt, NoVolume
 from fsmeta.ops.inode import put_attr
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import BLOCK_BYTES_MAX, ROOT_INO, Usage
 
 BLOCK_BYTES_MIN: Final = 64 << 10
@@ -228,7 +228,7 @@ def create_volume(
     require_none(txn)
     txn.put(schema.FORMAT, schema.FORMAT_FIELD, pack_format(settings))
     uid, gid = owner
-    put_attr(txn, schema.new_attr(ROOT_INO, 0o40755, uid, gid, ROOT_INO, now_ns))
+    put_attr(txn, schema_inode.new_attr(ROOT_INO, 0o40755, uid, gid, ROOT_INO, now_ns))
     txn.put(schema.COUNTERS, schema.NEXT_INO, b"%d" % (ROOT_INO + 1))
     txn.put(schema.COUNTERS, schema.NEXT_SLICE, b"1")
     if lineage:

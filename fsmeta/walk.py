@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from fsmeta import schema
+from fsmeta import schema, schema_slices
 from fsmeta.errors import Corrupt
 from fsmeta.store import Store
 from fsmeta.types import Ino, Slice, SliceId, SliceKind
@@ -59,7 +59,7 @@ def _walked(ino: Ino, fields: Mapping[bytes, bytes]) -> Walked:
         for field, value in fields.items():
             if field[:1] == b"c" and len(field) == 5:
                 index = schema.id_of(field)
-                listed = schema.unpack_slices(ino, index, value)
+                listed = schema_slices.unpack_slices(ino, index, value)
                 records[index] = len(listed)
                 chunks[index] = [each for each in listed if each.kind is not SliceKind.HOLE]
     except Corrupt as error:
@@ -79,4 +79,4 @@ def fields_of(store: Store, row: bytes) -> Iterator[tuple[bytes, bytes]]:
 def dead(store: Store) -> Iterator[tuple[SliceId, int]]:
     """Slices that wait for deletion, with their sizes. Raises: Corrupt, Unavailable."""
     for field, value in fields_of(store, schema.DEAD_SLICES):
-        yield from schema.unpack_dead(field, value)
+        yield from schema_slices.unpack_dead(field, value)

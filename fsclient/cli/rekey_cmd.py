@@ -14,7 +14,7 @@ from fsmeta import volume
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.volume import VolumeFormat
 
 

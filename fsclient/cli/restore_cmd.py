@@ -56,7 +56,7 @@ def restore(
         with naming(meta):
             client = Meta(store, runtime, META_WAIT_S)
         info = {"host": socket.gethostname(), "pid": os.getpid(), "does": "slicefs restore"}
-        client.open_session({**info, "started": runtime.now_ns() // 10**9})
+        client.sessions.open({**info, "started": runtime.now_ns() // 10**9})
         try:
             caller = Caller(os.getuid(), os.getgid(), tuple(os.getgroups()))
             restorer = Restorer(client, runtime, caller)
@@ -70,7 +70,7 @@ def restore(
                     click.echo(json.dumps(_record(thing)) if as_json else _line(thing))
             return 0
         finally:
-            client.close_session()
+            client.sessions.close()
     finally:
         store.close()
 

@@ -67,8 +67,8 @@ def _report(meta: Meta, now_ns: int) -> dict[str, Any]:
 
 def _sessions(meta: Meta, now_ns: int) -> list[dict[str, Any]]:
     """Who has the volume mounted, when it was last heard of, and what it holds."""
-    records = meta.sessions()
-    has = meta.belongings([each.id for each in records])
+    records = meta.sessions.all()
+    has = meta.sessions.belongings([each.id for each in records])
     shown = []
     for each in records:
         age = max(0, now_ns - each.at_ns) / 1e9 if each.at_ns else None

@@ -21,8 +21,8 @@ from fsmeta.acl import (
 )
 from fsmeta.acl import inherit as inherited
 from fsmeta.ops.inode import Env, get_acl, get_attr, put_attr
-from fsmeta.schema import Stable
-from fsmeta.transact import Txn
+from fsmeta.schema_inode import Stable
+from fsmeta.txn import Txn
 from fsmeta.types import Attr, Ino
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fsmeta import schema
+from fsmeta import schema_inode
 from fsmeta.ops.inode import Env
 from fsmeta.sealed import SEALED_INO
 from fsmeta.store import COMMIT_OPS_MAX
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import FLAG_NOATIME, Attr, Ino
 
 USES_MAX: Final = 64  # of a commit: with more than 128 rows a script of Redis 7.0 takes long
@@ -57,18 +57,18 @@ def touch_atime(txn: Txn, env: Env, uses: Sequence[Use], strict: bool) -> list[I
     del env
     assert len(uses) <= USES_MAX, len(uses)
     moved: list[Ino] = []
-    txn.get_many([key for use in uses for key in schema.attr_keys(use.ino)])
+    txn.get_many([key for use in uses for key in schema_inode.attr_keys(use.ino)])
     for use in uses:
-        stable, volatile = schema.attr_keys(use.ino)
+        stable, volatile = schema_inode.attr_keys(use.ino)
         a, v = txn.reads[stable], txn.reads[volatile]
-        attr = None if a is None or v is None else schema.unpack_inode(use.ino, a, v)
+        attr = None if a is None or v is None else schema_inode.unpack_inode(use.ino, a, v)
         if attr is None or not is_due(attr, use, strict):
             txn.overlook(*stable)
             txn.overlook(*volatile)
             continue
         if attr.is_dir:
             txn.overlook(*volatile)
-        record = schema.pack_volatile(attr._replace(atime_ns=use.at_ns))
+        record = schema_inode.pack_volatile(attr._replace(atime_ns=use.at_ns))
         begin = len(record) - _STAMPS_BYTES
         txn.merge(*volatile, (begin, record[begin : begin + _STAMP_BYTES]))
         moved.append(use.ino)

@@ -9,7 +9,7 @@ from typing import Final
 from fsmeta import access, quota
 from fsmeta.ops.extent import change_size
 from fsmeta.ops.inode import Changed, Env, get_attr, put_attr, require, require_unsealed
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import FLAG_APPEND, FLAG_IMMUTABLE, FLAGS_FIXED, Attr, Ino, SetAttr
 
 # What 64 bits of nanoseconds can say: 1677-09-21 to 2262-04-11. Times beyond become the nearest of

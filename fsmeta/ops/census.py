@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fsmeta import quota, schema
+from fsmeta import quota, schema, schema_inode
 from fsmeta.ops.inode import Env
 from fsmeta.sealed import is_sealed
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_CALLER, Attr, Ino, Usage
 from fsmeta.volume import COUNTING, load_format
 
@@ -31,20 +31,20 @@ def take(txn: Txn, epoch: int, inos: Sequence[Ino]) -> int:
         return 0
     env = Env(ROOT_CALLER, 0, Usage(0, 0), epoch, epoch)
     sums: dict[bytes, list[int]] = {}
-    txn.get_many([key for ino in inos for key in schema.attr_keys(ino)])
+    txn.get_many([key for ino in inos for key in schema_inode.attr_keys(ino)])
     done = 0
     for ino in inos:
-        a, v = (txn.reads[key] for key in schema.attr_keys(ino))
+        a, v = (txn.reads[key] for key in schema_inode.attr_keys(ino))
         done += 1
         if a is None or v is None or is_sealed(ino):
             continue  # purged since, or in a snapshot
-        attr = schema.unpack_inode(ino, a, v)
+        attr = schema_inode.unpack_inode(ino, a, v)
         if attr.mark != epoch:
             _take(txn, env, attr._replace(mark=epoch), sums)
         if len(txn.reads) + len(txn.writes) + 2 * len(sums) >= OPS_MAX:
             break
     for later in inos[done:]:  # not relied on
-        for key in schema.attr_keys(later):
+        for key in schema_inode.attr_keys(later):
             txn.reads.pop(key, None)
     for node, (space, inodes) in sums.items():
         txn.add(schema.ACCOUNTS, quota.space_field(node), space)
@@ -53,7 +53,7 @@ def take(txn: Txn, epoch: int, inos: Sequence[Ino]) -> int:
 
 
 def _take(txn: Txn, env: Env, attr: Attr, sums: dict[bytes, list[int]]) -> None:
-    txn.put(schema.inode_row(attr.ino), schema.ATTR_FIELD, schema.pack_attr(attr))
+    txn.put(schema.inode_row(attr.ino), schema.ATTR_FIELD, schema_inode.pack_attr(attr))
     if not attr.nlink:
         return  # charged when it gets a name
     place = attr.parent

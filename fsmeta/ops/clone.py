@@ -14,7 +14,7 @@ import errno
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fsmeta import access, quota, schema
+from fsmeta import access, quota, schema, schema_inode, schema_slices
 from fsmeta.ops import ranges
 from fsmeta.ops.collect import share
 from fsmeta.ops.inode import Env, get_attr, get_place, put_attr, put_dentry, require, touch_dir
@@ -23,8 +23,8 @@ from fsmeta.ops.remove import drop_root
 from fsmeta.schema_packing import is_open_segment
 from fsmeta.sealed import is_sealed
 from fsmeta.store import COMMIT_OPS_MAX
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import FLAGS_INHERITED, Attr, FileType, Ino, SessionId, SliceId, SliceKind
 
 CHILDREN_MAX: Final = 300  # of one step: their rows come in one request
@@ -78,7 +78,7 @@ def _attr(txn: Txn, ino: Ino, fields: dict[bytes, bytes]) -> Attr | None:
     row = schema.inode_row(ino)
     txn.expect(row, schema.ATTR_FIELD, a)
     txn.expect(row, schema.VOLATILE_FIELD, v)
-    return schema.unpack_inode(ino, a, v) if a and v else None
+    return schema_inode.unpack_inode(ino, a, v) if a and v else None
 
 
 def _require_readable(txn: Txn, env: Env, attr: Attr) -> None:
@@ -162,7 +162,7 @@ def children(
     directories = sum(each.is_dir for each in made)
     if directories:
         row = schema.inode_row(parent)
-        txn.merge(row, schema.VOLATILE_FIELD, schema.nlink_parts(directories))
+        txn.merge(row, schema.VOLATILE_FIELD, schema_inode.nlink_parts(directories))
     _charge(txn, env, made)
     return taken, done
 
@@ -182,7 +182,7 @@ def _listed(attr: Attr, fields: dict[bytes, bytes]) -> dict[bytes, set[SliceId]]
     return {
         field: {
             each.id
-            for each in schema.unpack_slices(attr.ino, schema.id_of(field), value)
+            for each in schema_slices.unpack_slices(attr.ino, schema.id_of(field), value)
             if each.kind is not SliceKind.HOLE
         }
         for field, value in fields.items()
@@ -247,7 +247,7 @@ def finish(txn: Txn, env: Env, building: Building, parent: Ino, name: bytes) -> 
     root = get_attr(txn, building.root)
     quota.arrive(txn, env, root, root.parent, parent)
     attr = root._replace(parent=parent)
-    txn.put(schema.inode_row(attr.ino), schema.ATTR_FIELD, schema.pack_attr(attr))
+    txn.put(schema.inode_row(attr.ino), schema.ATTR_FIELD, schema_inode.pack_attr(attr))
     put_dentry(txn, parent, name, FileType.DIR, attr.ino)
     touch_dir(txn, parent, env.now_ns, nlink_delta=1)
     txn.delete(schema.CLONES, schema.pack_u64(attr.ino))

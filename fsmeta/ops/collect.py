@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fsmeta import schema
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import SliceId
 
 

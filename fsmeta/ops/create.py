@@ -6,11 +6,11 @@ import errno
 import stat
 from typing import NamedTuple
 
-from fsmeta import access, quota, schema
+from fsmeta import access, quota, schema, schema_inode
 from fsmeta.ops.acl import inherit
 from fsmeta.ops.inode import Env, get_place, put_attr, put_dentry, require, touch_dir
-from fsmeta.schema import Stable
-from fsmeta.transact import Txn
+from fsmeta.schema_inode import Stable
+from fsmeta.txn import Txn
 from fsmeta.types import FLAGS_INHERITED, SYMLINK_MAX, Attr, FileType, Ino
 
 
@@ -54,7 +54,7 @@ def born(txn: Txn, env: Env, directory: Stable, parent: Ino, node: NewNode) -> A
     mode, gid = access.inherit(env.caller, directory, node.mode)
     if not directory.default_acl:
         mode &= ~node.umask
-    attr = schema.new_attr(
+    attr = schema_inode.new_attr(
         node.ino, mode, env.caller.uid, gid, parent, env.now_ns, node.rdev, env.born
     )
     if directory.flags or directory.default_acl:

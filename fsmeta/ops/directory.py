@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.cache import MISSING, RowCache
 from fsmeta.ops.lookup import known_attr
 from fsmeta.store import SCAN_PAGE, Page, Store
@@ -61,7 +61,7 @@ def _fetch_attrs(
         for row, (a, v) in zip(rows, values, strict=True)
     }
     cache.fill_rows(mark, fresh, store.vouches())
-    unpack = schema.unpack_inode
+    unpack = schema_inode.unpack_inode
     return {
         ino: unpack(ino, a, v)
         for ino, (a, v) in zip(inos, values, strict=True)

@@ -11,12 +11,12 @@ import stat
 from collections.abc import Sequence
 from typing import Final
 
-from fsmeta import access, quota, schema
+from fsmeta import access, quota, schema, schema_inode, schema_slices
 from fsmeta.cache import Missing, RowCache
 from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
 from fsmeta.sealed import is_sealed
 from fsmeta.slices import covered
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import (
     AT_END,
     AT_END_AGAIN,
@@ -39,7 +39,7 @@ CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps 
 def known_chunk(cache: RowCache, ino: Ino, index: int) -> list[Slice] | None:
     """`read_chunk` without asking the store; None where it has to be asked."""
     value = cache.get(schema.inode_row(ino), schema.chunk_field(index), need_vouched=True)
-    return None if isinstance(value, Missing) else schema.unpack_slices(ino, index, value)
+    return None if isinstance(value, Missing) else schema_slices.unpack_slices(ino, index, value)
 
 
 def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
@@ -52,7 +52,7 @@ def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
     value, file = txn.get_with((row, field), witness=(row, schema.VOLATILE_FIELD))
     if file is None:
         raise OSError(errno.ESTALE, f"inode {ino} is gone")
-    return schema.unpack_slices(ino, index, value)
+    return schema_slices.unpack_slices(ino, index, value)
 
 
 def write(
@@ -91,20 +91,20 @@ def write(
     used = attr.used
     for index, new in by_chunk.items():
         field = schema.chunk_field(index)
-        old = schema.unpack_slices(ino, index, txn.reads.get((row, field)))
+        old = schema_slices.unpack_slices(ino, index, txn.reads.get((row, field)))
         used += covered([*old, *new]) - covered(old)
-        txn.append(row, field, schema.pack_slices(new))
+        txn.append(row, field, schema_slices.pack_slices(new))
     ctime_ns = max(attr.ctime_ns, mtime_ns)
     size = max(attr.size, length)
     assert size > CHUNK_BYTES * max(by_chunk, default=-1), "a chunk begins below the file's end"
     new_attr = attr._replace(size=size, used=used, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
     if attr.nlink:
         quota.charge(txn, env, attr, space=new_attr.space - attr.space, inodes=0)
-    txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(new_attr))
+    txn.put(row, schema.VOLATILE_FIELD, schema_inode.pack_volatile(new_attr))
     mode = attr.mode if unprivileged is None else access.drop_suid(unprivileged, attr)
     if mode != attr.mode:
         new_attr = new_attr._replace(mode=mode)
-        txn.put(row, schema.ATTR_FIELD, schema.pack_attr(new_attr))
+        txn.put(row, schema.ATTR_FIELD, schema_inode.pack_attr(new_attr))
     return Changed(attr, new_attr)
 
 
@@ -119,7 +119,7 @@ def _placed(
     if any(index == AT_END_AGAIN for index, _ in batch):
         for index, value in chunks_of(txn, attr, 0):
             txn.expect(schema.inode_row(attr.ino), schema.chunk_field(index), value)
-            known.update(each.id for each in schema.unpack_slices(attr.ino, index, value))
+            known.update(each.id for each in schema_slices.unpack_slices(attr.ino, index, value))
     by_chunk: dict[int, list[Slice]] = {}
     end = attr.size
     for index, piece in batch:
@@ -202,16 +202,16 @@ def _cut(txn: Txn, ino: Ino, chunks: Sequence[tuple[int, bytes]], size: int) -> 
     for index, value in chunks:
         field = schema.chunk_field(index)
         txn.expect(row, field, value)
-        old = schema.unpack_slices(ino, index, value)
+        old = schema_slices.unpack_slices(ino, index, value)
         if index > last or pos == 0:
             txn.delete(row, field)
             bury(txn, old)
             lost += covered(old)
         elif any(each.end > pos for each in old):
-            end = schema.hole(pos, CHUNK_BYTES - pos)
+            end = schema_slices.hole(pos, CHUNK_BYTES - pos)
             left = covered([*old, end])
             if left:
-                txn.append(row, field, schema.pack_slices([end]))
+                txn.append(row, field, schema_slices.pack_slices([end]))
             else:  # a file that uses nothing lists nothing, see `change_size`
                 txn.delete(row, field)
                 bury(txn, old)
@@ -238,7 +238,7 @@ def record_drops(txn: Txn, drops: Sequence[tuple[SliceId, int]]) -> None:
     for begin in range(0, len(drops), DROPS_A_FIELD):
         part = drops[begin : begin + DROPS_A_FIELD]
         # others may have dropped the same slice before, if it is shared
-        txn.append(schema.DEAD_SLICES, schema.pack_u64(part[0][0]), schema.pack_dead(part))
+        txn.append(schema.DEAD_SLICES, schema.pack_u64(part[0][0]), schema_slices.pack_dead(part))
 
 
 def replace_prefix(
@@ -251,17 +251,17 @@ def replace_prefix(
     """
     row, field = schema.inode_row(ino), schema.chunk_field(index)
     value = txn.get(row, field)
-    prefix = schema.pack_slices(old)
+    prefix = schema_slices.pack_slices(old)
     if is_sealed(ino) or value is None or not value.startswith(prefix):
         return False
     rest = value[len(prefix) :]
-    packed = schema.pack_slices(new) + rest
-    later = schema.unpack_slices(ino, index, rest)
+    packed = schema_slices.pack_slices(new) + rest
+    later = schema_slices.unpack_slices(ino, index, rest)
     grown = covered([*new, *later]) - covered([*old, *later])
     if grown:
         attr = get_attr(txn, ino)
         used = attr.used + grown
-        txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(attr._replace(used=used)))
+        txn.put(row, schema.VOLATILE_FIELD, schema_inode.pack_volatile(attr._replace(used=used)))
         if attr.nlink:  # nobody asked for it, so no limit stops it
             space = space_of(used) - attr.space
             quota.charge(txn, env, attr, space=space, inodes=0, limited=False)

@@ -6,7 +6,7 @@ import errno
 
 from fsmeta import access
 from fsmeta.ops.inode import Env, get_attr, put_attr, require_unsealed
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import FLAGS, FLAGS_FIXED, Attr, FileType, Ino
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from fsmeta import schema
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 
 LEAP_BITS: Final = 40  # 10^12 numbers, and 2^23 leaps in 64 bits
 _COUNTED: Final = (schema.NEXT_INO, schema.NEXT_SLICE)

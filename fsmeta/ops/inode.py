@@ -6,12 +6,12 @@ import errno
 import stat
 from typing import NamedTuple
 
-from fsmeta import access, schema
+from fsmeta import access, schema, schema_inode
 from fsmeta.acl import Acl, unpack_record
-from fsmeta.schema import Stable
+from fsmeta.schema_inode import Stable
 from fsmeta.sealed import SEALED_INO, SHELVES, is_sealed, is_shelf, shelf_attr
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO, directory_attr, is_trash
+from fsmeta.txn import Txn
 from fsmeta.types import NAME_MAX, NO_PARENT, ROOT_INO, Attr, Caller, FileType, Ino, Usage
 
 
@@ -46,10 +46,10 @@ def get_attr(txn: Txn, ino: Ino) -> Attr:
 
     Raises: ESTALE where it is gone: whoever holds its number must look its name up again.
     """
-    a, v = txn.get_many(schema.attr_keys(ino))
+    a, v = txn.get_many(schema_inode.attr_keys(ino))
     if a is None or v is None:
         return _unstored(ino)
-    return schema.unpack_inode(ino, a, v)
+    return schema_inode.unpack_inode(ino, a, v)
 
 
 def get_stable(txn: Txn, ino: Ino) -> Stable:
@@ -58,7 +58,7 @@ def get_stable(txn: Txn, ino: Ino) -> Stable:
     if a is None:
         attr = _unstored(ino)
         return Stable(attr.mode, attr.uid, attr.gid, 0, 0, attr.parent, attr.btime_ns, 0, 0, 0)
-    return schema.unpack_stable(ino, a)
+    return schema_inode.unpack_stable(ino, a)
 
 
 def _unstored(ino: Ino) -> Attr:
@@ -149,14 +149,14 @@ def find(txn: Txn, parent: Ino, name: bytes) -> Found | None:
     if a is None or v is None:
         # a name and its inode go together, so one of the two was read before a change
         raise OSError(errno.ESTALE, f"inode {ino} is gone")
-    return Found(kind, schema.unpack_inode(ino, a, v))
+    return Found(kind, schema_inode.unpack_inode(ino, a, v))
 
 
 def put_attr(txn: Txn, attr: Attr) -> None:
     """Write both records of an inode."""
     row = schema.inode_row(attr.ino)
-    txn.put(row, schema.ATTR_FIELD, schema.pack_attr(attr))
-    txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(attr))
+    txn.put(row, schema.ATTR_FIELD, schema_inode.pack_attr(attr))
+    txn.put(row, schema.VOLATILE_FIELD, schema_inode.pack_volatile(attr))
 
 
 def put_dentry(txn: Txn, parent: Ino, name: bytes, kind: FileType, ino: Ino) -> None:
@@ -169,4 +169,4 @@ def touch_dir(txn: Txn, ino: Ino, now_ns: int, nlink_delta: int = 0) -> None:
     if ino >= SHELVES:
         return  # these, and the trash's directories, have no times
     row = schema.inode_row(ino)
-    txn.merge(row, schema.VOLATILE_FIELD, schema.touch_parts(now_ns, nlink_delta))
+    txn.merge(row, schema.VOLATILE_FIELD, schema_inode.touch_parts(now_ns, nlink_delta))

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import errno
 
-from fsmeta import access, quota, schema
-from fsmeta.ops.inode import (
-    Env,
-    get_attr,
-    get_place,
-    put_attr,
-    put_dentry,
-    require,
-    touch_dir,
-)
+from fsmeta import access, quota, schema, schema_inode
+from fsmeta.ops.inode import Env, get_attr, get_place, put_attr, put_dentry, require, touch_dir
 from fsmeta.ops.remove import move_parent_count
 from fsmeta.ops.tmpfile import first_name
 from fsmeta.sealed import is_sealed
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import LINK_MAX, NO_PARENT, Attr, Ino
 
 
@@ -31,7 +23,7 @@ def link(txn: Txn, env: Env, ino: Ino, parent: Ino, name: bytes) -> Attr:
     if is_sealed(ino):
         raise OSError(errno.EXDEV, "is in a snapshot")
     here = (schema.inode_row(parent), schema.ATTR_FIELD), (schema.dir_row(parent), name)
-    txn.get_many((*schema.attr_keys(ino), *here))
+    txn.get_many((*schema_inode.attr_keys(ino), *here))
     attr = get_attr(txn, ino)
     directory, dentry = get_place(txn, env, parent, name)
     if dentry is not None:

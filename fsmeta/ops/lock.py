@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from fsmeta import locks, schema
+from fsmeta import locks, schema, schema_inode
 from fsmeta import schema_locks as rows
 from fsmeta.errors import Conflict
 from fsmeta.ops.inode import get_attr
 from fsmeta.schema_locks import Kind, Lock, Owner, Wait
 from fsmeta.store import Key
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import Attr, Ino, SessionId
 
 RING_STEPS_MAX: Final = 32  # requests to follow who waits for whom; a longer ring is not found
@@ -110,7 +110,7 @@ def setlk(txn: Txn, ask: Ask, first: bool) -> Answer:
     if first and ask.guess:
         txn.suppose(*rows.held_key(ask.ino, ask.kind), None)
         txn.suppose(*rows.queue_key(ask.ino, ask.kind), None)
-    keys = schema.attr_keys(ask.ino)
+    keys = schema_inode.attr_keys(ask.ino)
     txn.get_many((rows.held_key(ask.ino, ask.kind), rows.queue_key(ask.ino, ask.kind), *keys))
     attr = get_attr(txn, ask.ino)
     if not first:
@@ -254,11 +254,11 @@ def granted(
 ) -> tuple[set[int], dict[Ino, Attr]]:
     """Those of `tickets` whose wait is over, and the attributes of `inos`; one request."""
     keys = [(rows.grant_row(session), rows.ticket_field(ticket)) for ticket in tickets]
-    records = [key for ino in inos for key in schema.attr_keys(ino)]
+    records = [key for ino in inos for key in schema_inode.attr_keys(ino)]
     values = txn.get_many([*keys, *records])
     over = {ticket for ticket, value in zip(tickets, values, strict=False) if value is not None}
     pairs = zip(inos, values[len(keys) :: 2], values[len(keys) + 1 :: 2], strict=True)
-    return over, {ino: schema.unpack_inode(ino, a, v) for ino, a, v in pairs if a and v}
+    return over, {ino: schema_inode.unpack_inode(ino, a, v) for ino, a, v in pairs if a and v}
 
 
 def tidy(

@@ -11,18 +11,10 @@ import stat
 from typing import Final
 
 from fsmeta import access as rules
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.cache import RowCache
-from fsmeta.ops.inode import (
-    Env,
-    check_name,
-    find,
-    get_attr,
-    get_parent,
-    require,
-    require_unsealed,
-)
-from fsmeta.transact import Txn
+from fsmeta.ops.inode import Env, check_name, find, get_attr, get_parent, require, require_unsealed
+from fsmeta.txn import Txn
 from fsmeta.types import NAME_MAX, ROOT_INO, Attr, Ino
 
 _DOTS: Final = (b".", b"..")
@@ -35,7 +27,7 @@ def known_attr(cache: RowCache, ino: Ino) -> Attr | None:
     if fields is None:
         return None
     a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
-    return schema.unpack_inode(ino, a, v) if a and v else None
+    return schema_inode.unpack_inode(ino, a, v) if a and v else None
 
 
 def known_name(cache: RowCache, parent: Ino, name: bytes) -> Attr | None:
@@ -93,7 +85,9 @@ def getattr_(txn: Txn, env: Env, ino: Ino) -> Attr:
 def open_(txn: Txn, env: Env, ino: Ino) -> Attr:
     """As `getattr_`, and whoever opens a file is about to read its first chunk. Raises: ESTALE."""
     del env
-    txn.get_many(schema.attr_keys(ino), along=((schema.inode_row(ino), schema.chunk_field(0)),))
+    txn.get_many(
+        schema_inode.attr_keys(ino), along=((schema.inode_row(ino), schema.chunk_field(0)),)
+    )
     return get_attr(txn, ino)
 
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fsmeta import schema
+from fsmeta import schema, schema_slices
 from fsmeta.ops.extent import record_drops
 from fsmeta.ops.reclaim import Drops, count_drops
 from fsmeta.schema_packing import PACKED, pack_members, unpack_members
 from fsmeta.sealed import is_sealed
 from fsmeta.store import COMMIT_OPS_MAX
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import Ino, Slice, SliceId, SliceKind
 
 MEMBERS_MAX: Final = 128  # of a segment: with more rows a script of Redis 7.0 takes milliseconds
@@ -69,7 +69,7 @@ def pack(txn: Txn, segment: SliceId, members: Sequence[Packed]) -> list[Ino]:
     if len(same) < 2:
         return []
     for each in same:
-        txn.put(*_key(each.was.ino), schema.pack_slices([each.piece]))
+        txn.put(*_key(each.was.ino), schema_slices.pack_slices([each.piece]))
     record_drops(txn, [(each.was.piece.id, each.was.piece.size) for each in same])
     inos = [each.was.ino for each in same]
     field = schema.pack_u64(segment)
@@ -97,7 +97,7 @@ def unshared(txn: Txn, files: Sequence[Small]) -> list[Small]:
 
 def _is_still(file: Small, value: bytes | None) -> bool:
     """Whether a chunk lists what is said of a file that may change."""
-    return value == schema.pack_slices([file.piece]) and not is_sealed(file.ino)
+    return value == schema_slices.pack_slices([file.piece]) and not is_sealed(file.ino)
 
 
 def thin(txn: Txn, noted: Drops, shared: Sequence[SliceId]) -> list[Thin]:
@@ -127,7 +127,7 @@ def still_in(txn: Txn, segment: Thin) -> list[Small]:
     found: list[Small] = []
     values = txn.get_many([_key(ino) for ino in segment.members])
     for ino, value in zip(segment.members, values, strict=True):
-        listed = schema.unpack_slices(ino, 0, value)
+        listed = schema_slices.unpack_slices(ino, 0, value)
         if len(listed) == 1 and listed[0].id == segment.segment:
             found.append(Small(ino, listed[0]))
     return found

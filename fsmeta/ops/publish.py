@@ -27,7 +27,7 @@ from fsmeta.ops.create import create
 from fsmeta.schema_journal import HOLDER_FIELD, Holder, journal_row, mark_field, pack_holder
 from fsmeta.store import ADD, SHIFT
 from fsmeta.together import Together
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import NAME_MAX, ROOT_INO, FileType, Ino
 
 LOST_AND_FOUND: Final = b"lost+found"

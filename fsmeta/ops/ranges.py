@@ -12,12 +12,12 @@ import stat
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fsmeta import quota, schema
+from fsmeta import quota, schema, schema_inode, schema_slices
 from fsmeta.ops.collect import share
 from fsmeta.ops.extent import CHUNKS_A_COMMIT, bury, chunks_of, split
 from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
 from fsmeta.slices import covered, resolve
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import (
     CHUNK_BYTES,
     FILE_SIZE_MAX,
@@ -88,7 +88,7 @@ def _put(txn: Txn, env: Env, attr: Attr, size: int, used: int) -> Attr:
     new = attr._replace(size=size, used=used, mtime_ns=env.now_ns, ctime_ns=env.now_ns)
     if attr.nlink:
         quota.charge(txn, env, attr, space=new.space - attr.space, inodes=0)
-    txn.put(schema.inode_row(attr.ino), schema.VOLATILE_FIELD, schema.pack_volatile(new))
+    txn.put(schema.inode_row(attr.ino), schema.VOLATILE_FIELD, schema_inode.pack_volatile(new))
     return new
 
 
@@ -106,16 +106,16 @@ def _clear(txn: Txn, attr: Attr, span: Span) -> tuple[int, int]:
     for index, value in found:
         field = schema.chunk_field(index)
         txn.expect(row, field, value)
-        old = schema.unpack_slices(attr.ino, index, value)
+        old = schema_slices.unpack_slices(attr.ino, index, value)
         first = max(span.begin - index * CHUNK_BYTES, 0)
         last = min(end - index * CHUNK_BYTES, CHUNK_BYTES)
-        zeros = schema.hole(first, last - first)
+        zeros = schema_slices.hole(first, last - first)
         before, after = covered(old), covered([*old, zeros])
         if not after:
             txn.delete(row, field)
             bury(txn, old)
         elif after != before:
-            txn.append(row, field, schema.pack_slices([zeros]))
+            txn.append(row, field, schema_slices.pack_slices([zeros]))
         lost += before - after
     return end, lost
 
@@ -132,7 +132,7 @@ def copy_file_range(txn: Txn, env: Env, source: Span, ino: Ino, begin: int) -> R
 
 def copy_range(txn: Txn, env: Env, source: Span, ino: Ino, begin: int) -> Ranged:
     """`copy_file_range` by who builds what will be sealed."""
-    txn.get_many((*schema.attr_keys(source.ino), *schema.attr_keys(ino)))
+    txn.get_many((*schema_inode.attr_keys(source.ino), *schema_inode.attr_keys(ino)))
     origin = _get_file(txn, source.ino, errno.EINVAL)
     target = _get_file(txn, ino, errno.EINVAL)
     if target.flags & FLAG_IMMUTABLE:
@@ -162,17 +162,17 @@ def _view(txn: Txn, attr: Attr, span: Span) -> list[Slice]:
     for index, value in sorted(found.items()):
         txn.expect(row, schema.chunk_field(index), value)
         base = index * CHUNK_BYTES
-        for part in resolve(schema.unpack_slices(attr.ino, index, value)):
+        for part in resolve(schema_slices.unpack_slices(attr.ino, index, value)):
             first, last = max(base + part.pos, at), min(base + part.end, span.end)
             if first >= last or part.slice is None:
                 continue
             if first > at:
-                view.append(schema.hole(at, first - at))
+                view.append(schema_slices.hole(at, first - at))
             off = part.off + first - base - part.pos
             view.append(part.slice._replace(pos=first, off=off, length=last - first))
             at = last
     if at < span.end:
-        view.append(schema.hole(at, span.end - at))
+        view.append(schema_slices.hole(at, span.end - at))
     return view
 
 
@@ -188,7 +188,7 @@ def _shifted(view: Sequence[Slice], delta: int) -> tuple[dict[int, list[Slice]],
             if count == COPY_RECORDS_MAX:
                 return out, done
             if piece.kind is SliceKind.HOLE:
-                part = schema.hole(part.pos, part.length)
+                part = schema_slices.hole(part.pos, part.length)
             out.setdefault(index, []).append(part)
             done, count = done + part.length, count + 1
     return out, 0
@@ -201,13 +201,13 @@ def _splice(txn: Txn, attr: Attr, pieces: dict[int, list[Slice]]) -> int:
     grown = 0
     uses: dict[SliceId, int] = {}
     for (index, new), value in zip(pieces.items(), txn.get_many(fields), strict=True):
-        old = schema.unpack_slices(attr.ino, index, value)
+        old = schema_slices.unpack_slices(attr.ino, index, value)
         if not covered(old):  # nothing for holes to hide
             new = [each for each in new if each.kind is not SliceKind.HOLE]
         if not new:
             continue
         grown += covered([*old, *new]) - covered(old)
-        txn.append(row, schema.chunk_field(index), schema.pack_slices(new))
+        txn.append(row, schema.chunk_field(index), schema_slices.pack_slices(new))
         known = {each.id for each in old}
         for sid in {each.id for each in new if each.kind is not SliceKind.HOLE} - known:
             uses[sid] = uses.get(sid, 0) + 1

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode, schema_slices
 from fsmeta.ops.extent import bury
 from fsmeta.schema_packing import PACKED
 from fsmeta.schema_sessions import SessionRecord, unpack_session
 from fsmeta.store import Key
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import Ino, SessionId, SliceId
 
 Drops: TypeAlias = Mapping[bytes, list[tuple[SliceId, int]]]  # by field of X
@@ -88,12 +88,12 @@ def purge(txn: Txn, inos: Sequence[Ino]) -> int:
         row = schema.inode_row(ino)
         a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
         txn.expect(row, schema.VOLATILE_FIELD, v)
-        if a and v and schema.unpack_inode(ino, a, v).nlink:
+        if a and v and schema_inode.unpack_inode(ino, a, v).nlink:
             continue  # link(2) has given it a name since
         chunks = [field for field in fields if field[:1] == b"c"]
         for field in chunks[:budget]:
             txn.expect(row, field, fields[field])
-            bury(txn, schema.unpack_slices(ino, schema.id_of(field), fields[field]))
+            bury(txn, schema_slices.unpack_slices(ino, schema.id_of(field), fields[field]))
             txn.delete(row, field)
         if len(chunks) > budget:
             left += 1
@@ -146,7 +146,7 @@ def forget_dead(txn: Txn, noted: Drops, shared: Sequence[SliceId]) -> None:
     values = txn.get_many([*((row, field) for field in noted), *shares])
     done: dict[bytes, list[tuple[SliceId, int]]] = {}
     for (field, dead), value in zip(noted.items(), values[: len(noted)], strict=True):
-        packed = schema.pack_dead(dead)
+        packed = schema_slices.pack_dead(dead)
         if value is None or not value.startswith(packed):
             continue
         done[field] = dead

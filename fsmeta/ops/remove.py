@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
-from fsmeta import access, quota, schema
+from fsmeta import access, quota, schema, schema_inode
 from fsmeta.ops.inode import Env, Found, find, get_place, put_attr, require, touch_dir
 from fsmeta.ops.trash import put_away, still_there
-from fsmeta.schema import Stable
-from fsmeta.transact import Txn
+from fsmeta.schema_inode import Stable
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, SNAPSHOTS_SHIFT, Attr, Dentry, FileType, Ino
 
 
@@ -75,7 +75,7 @@ def drop_name(txn: Txn, env: Env, attr: Attr, parent: Ino, name: bytes) -> Attr:
     if attr.parent == NO_PARENT and not move_parent_count(txn, attr.ino, parent, -1):
         _leave_home(txn, env, attr, parent)
     row = schema.inode_row(attr.ino)
-    txn.put(row, schema.VOLATILE_FIELD, schema.pack_volatile(left))
+    txn.put(row, schema.VOLATILE_FIELD, schema_inode.pack_volatile(left))
     return left
 
 

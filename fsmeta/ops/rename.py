@@ -10,7 +10,7 @@ import errno
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from fsmeta import access, quota, schema
+from fsmeta import access, quota, schema, schema_inode
 from fsmeta.ops.inode import (
     Env,
     Found,
@@ -25,8 +25,8 @@ from fsmeta.ops.inode import (
 )
 from fsmeta.ops.inode import put_dentry as put_name
 from fsmeta.ops.remove import drop_dir, drop_name, move_parent_count, require_removable
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, FileType, Ino
 
 NOREPLACE: Final = 1
@@ -198,6 +198,6 @@ def _move(txn: Txn, env: Env, found: Found, old: Place, new: Place) -> tuple[Att
             moved = moved._replace(parent=new.parent)
             if old.parent >= TRASH_INO:
                 txn.delete(row, schema.ORIGIN_FIELD)
-            txn.put(row, schema.ATTR_FIELD, schema.pack_attr(moved))
-    txn.merge(row, schema.VOLATILE_FIELD, schema.ctime_parts(env.now_ns))
+            txn.put(row, schema.ATTR_FIELD, schema_inode.pack_attr(moved))
+    txn.merge(row, schema.VOLATILE_FIELD, schema_inode.ctime_parts(env.now_ns))
     return moved, counted

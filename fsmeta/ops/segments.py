@@ -10,18 +10,12 @@ Called by a publisher, whose client has packed what waits in its journal (docs/d
 
 from __future__ import annotations
 
-from fsmeta import schema
+from fsmeta import schema, schema_slices
 from fsmeta.errors import Voided
 from fsmeta.ops.extent import record_drops
-from fsmeta.schema_packing import (
-    PACKED,
-    OpenSegment,
-    is_open_segment,
-    pack_members,
-    unpack_open,
-)
+from fsmeta.schema_packing import PACKED, OpenSegment, is_open_segment, pack_members, unpack_open
 from fsmeta.store import FENCE_FIELD
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import Ino
 
 
@@ -41,7 +35,7 @@ def join(txn: Txn, segment: OpenSegment, ino: Ino, last: bool) -> None:
     elif txn.get(schema.CLONES, segment.field) != segment.pack():
         raise Voided(f"segment {segment.id} was left by our session, which others have ended")
     before = txn.reads.get((schema.inode_row(ino), schema.chunk_field(0)))
-    if any(each.id == segment.id for each in schema.unpack_slices(ino, 0, before)):
+    if any(each.id == segment.id for each in schema_slices.unpack_slices(ino, 0, before)):
         if last:  # this use is counted already: the file was written over, or copied to by others
             _close(txn, segment)
         return

@@ -15,7 +15,7 @@ from fsmeta.errors import Rewound
 from fsmeta.schema_locks import Kind, grant_row, places_in
 from fsmeta.schema_sessions import SessionRecord, pack_session, unpack_session
 from fsmeta.store import EDITION, FENCE_FIELD
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import Ino, SessionId
 
 JOINING: Final = (

@@ -12,7 +12,7 @@ import errno
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode, schema_slices
 from fsmeta.ops.clone import NOBODY, Building, require_building
 from fsmeta.ops.inode import Env, check_name, get_attr, get_stable, put_dentry
 from fsmeta.schema_snapshots import (
@@ -24,8 +24,8 @@ from fsmeta.schema_snapshots import (
 )
 from fsmeta.sealed import is_sealed, shelf_of
 from fsmeta.slices import resolve
-from fsmeta.transact import Txn
 from fsmeta.trash import TRASH_INO
+from fsmeta.txn import Txn
 from fsmeta.types import (
     FLAGS_INHERITED,
     NO_PARENT,
@@ -87,7 +87,7 @@ def publish(txn: Txn, env: Env, building: Building, snapshot: Snapshot) -> Attr:
     if len(txn.get_row(SNAPSHOTS)) >= SNAPSHOTS_MAX:
         raise OSError(errno.EMLINK, f"the volume has {SNAPSHOTS_MAX} snapshots")
     root = get_attr(txn, building.root)._replace(parent=shelf)
-    txn.put(schema.inode_row(root.ino), schema.ATTR_FIELD, schema.pack_attr(root))
+    txn.put(schema.inode_row(root.ino), schema.ATTR_FIELD, schema_inode.pack_attr(root))
     put_dentry(txn, shelf, snapshot.name, FileType.DIR, root.ino)
     txn.put(SNAPSHOTS, schema.pack_u64(root.ino), pack_snapshot(snapshot))
     _count(txn, source, +1)
@@ -98,7 +98,7 @@ def publish(txn: Txn, env: Env, building: Building, snapshot: Snapshot) -> Attr:
 def _count(txn: Txn, source: Attr, delta: int) -> None:
     """A directory has another number of snapshots."""
     attr = source._replace(flags=source.flags + (delta << SNAPSHOTS_SHIFT))
-    txn.put(schema.inode_row(attr.ino), schema.ATTR_FIELD, schema.pack_attr(attr))
+    txn.put(schema.inode_row(attr.ino), schema.ATTR_FIELD, schema_inode.pack_attr(attr))
 
 
 def withdraw(txn: Txn, env: Env, source: Ino, name: bytes) -> Attr:
@@ -110,7 +110,7 @@ def withdraw(txn: Txn, env: Env, source: Ino, name: bytes) -> Attr:
         raise OSError(errno.ENOENT, "no such snapshot")
     _, root = schema.unpack_dentry(shelf, name, value)
     attr = get_attr(txn, root)._replace(parent=TRASH_INO)
-    txn.put(schema.inode_row(root), schema.ATTR_FIELD, schema.pack_attr(attr))
+    txn.put(schema.inode_row(root), schema.ATTR_FIELD, schema_inode.pack_attr(attr))
     txn.delete(shelf, name)
     txn.delete(SNAPSHOTS, schema.pack_u64(root))
     txn.put(schema.CLONES, schema.pack_u64(root), NOBODY)
@@ -155,7 +155,7 @@ def same(ino: Ino, fields: dict[bytes, bytes], copy: Ino, copied: dict[bytes, by
 def _kept(ino: Ino, fields: dict[bytes, bytes]) -> Sequence[int]:
     """The attributes that a snapshot has from its source. Raises: KeyError where it is gone."""
     a, v = fields[schema.ATTR_FIELD], fields[schema.VOLATILE_FIELD]
-    attr = schema.unpack_inode(ino, a, v)
+    attr = schema_inode.unpack_inode(ino, a, v)
     times = attr.atime_ns, attr.mtime_ns, attr.ctime_ns, attr.btime_ns
     owner = attr.mode, attr.uid, attr.gid, attr.acl, attr.default_acl
     return *owner, *times, attr.rdev, attr.flags & FLAGS_INHERITED, attr.size
@@ -191,6 +191,6 @@ def _shown(ino: Ino, fields: dict[bytes, bytes]) -> dict[tuple[bytes, int], _Par
         )
         for field, value in fields.items()
         if field[0] == _CHUNK
-        for part in resolve(schema.unpack_slices(ino, schema.id_of(field), value))
+        for part in resolve(schema_slices.unpack_slices(ino, schema.id_of(field), value))
         if part.slice is not None
     }

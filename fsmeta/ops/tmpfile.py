@@ -7,7 +7,7 @@ import errno
 from fsmeta import access, quota, schema
 from fsmeta.ops.create import NewNode, born
 from fsmeta.ops.inode import Env, get_parent, put_attr, require_unsealed
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, Attr, Ino
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsmeta import quota, schema
+from fsmeta import quota, schema, schema_inode
 from fsmeta.ops.inode import Env, put_dentry
-from fsmeta.transact import Txn
 from fsmeta.trash import Origin, entry_name, is_cut
+from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, Attr, Dentry, Ino
 
 
@@ -24,8 +24,8 @@ def put_away(txn: Txn, env: Env, attr: Attr, parent: Ino, name: bytes) -> Attr:
     row = schema.inode_row(attr.ino)
     kept = attr._replace(parent=env.trash, ctime_ns=env.now_ns)
     # with a new `a` record, whoever still believes in this directory can't create in it
-    txn.put(row, schema.ATTR_FIELD, schema.pack_attr(kept))
-    txn.merge(row, schema.VOLATILE_FIELD, schema.ctime_parts(env.now_ns))
+    txn.put(row, schema.ATTR_FIELD, schema_inode.pack_attr(kept))
+    txn.merge(row, schema.VOLATILE_FIELD, schema_inode.ctime_parts(env.now_ns))
     if attr.parent == NO_PARENT:
         txn.delete(row, schema.parent_field(parent))
         txn.delete(row, schema.HOME_FIELD)
@@ -53,12 +53,12 @@ def origin_name(txn: Txn, env: Env, ino: Ino, entry: bytes) -> bytes:
 def still_there(txn: Txn, hour: Ino, names: Sequence[Dentry]) -> list[tuple[bytes, Attr]]:
     """Those of a listing of the trash that are there now, with their attributes."""
     row = schema.dir_row(hour)
-    keys = [key for each in names for key in ((row, each.name), *schema.attr_keys(each.ino))]
+    keys = [key for each in names for key in ((row, each.name), *schema_inode.attr_keys(each.ino))]
     values = iter(txn.get_many(keys))
     found: list[tuple[bytes, Attr]] = []
     for each, dentry, a, v in zip(names, values, values, values, strict=False):
         if dentry is not None and a is not None and v is not None:
-            found.append((each.name, schema.unpack_inode(each.ino, a, v)))
+            found.append((each.name, schema_inode.unpack_inode(each.ino, a, v)))
     return found
 
 

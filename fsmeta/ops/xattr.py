@@ -6,14 +6,14 @@ import errno
 import stat
 from typing import Final
 
-from fsmeta import access, schema
+from fsmeta import access, schema, schema_inode
 from fsmeta.acl import XATTRS as ACLS
 from fsmeta.cache import RowCache
 from fsmeta.ops import acl as acls
 from fsmeta.ops.inode import Env, get_attr, require, require_unsealed
 from fsmeta.ops.lookup import known_attr
 from fsmeta.store import Key
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import XATTR_NAME_MAX, XATTR_SIZE_MAX, Attr, FileType, Ino
 
 CREATE: Final = 1  # xattr.h
@@ -103,7 +103,7 @@ def listxattr(txn: Txn, env: Env, ino: Ino) -> list[bytes]:
     fields = txn.get_row(schema.inode_row(ino))
     if not {*schema.ATTR_FIELDS} <= fields.keys():
         raise OSError(errno.ESTALE, f"inode {ino} is gone")
-    attr = schema.unpack_inode(ino, *(fields[field] for field in schema.ATTR_FIELDS))
+    attr = schema_inode.unpack_inode(ino, *(fields[field] for field in schema.ATTR_FIELDS))
     names = acls.listed(attr) + [field[1:] for field in fields if field[:1] == b"x"]
     if env.caller.uid != 0:
         names = [name for name in names if not name.startswith(b"trusted.")]
@@ -125,7 +125,7 @@ def _require_allowed(
         raise OSError(errno.ERANGE, "attribute name is longer than 255 bytes")
     if env.caller.checked and mask == access.READ:
         _require_namespace(name)  # nobody need be asked
-    txn.get_many((*schema.attr_keys(ino), *also))
+    txn.get_many((*schema_inode.attr_keys(ino), *also))
     attr = get_attr(txn, ino)
     if mask == access.WRITE:
         access.require_mutable(attr)
@@ -164,4 +164,4 @@ def _require(txn: Txn, env: Env, attr: Attr, name: bytes, mask: int) -> None:
 
 def _touch(txn: Txn, env: Env, ino: Ino) -> None:
     row = schema.inode_row(ino)
-    txn.merge(row, schema.VOLATILE_FIELD, schema.ctime_parts(env.now_ns))
+    txn.merge(row, schema.VOLATILE_FIELD, schema_inode.ctime_parts(env.now_ns))

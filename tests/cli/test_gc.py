@@ -228,8 +228,8 @@ def end_sessions(volume: Volume) -> None:
     runtime = SystemRuntime()
     store = SqliteStore(volume.meta.removeprefix("sqlite://"), runtime, False)
     meta = Meta(store, runtime)
-    for each in meta.sessions():
-        meta.end_session(each.id)
+    for each in meta.sessions.all():
+        meta.sessions.end(each.id)
     store.close()
 
 

@@ -155,7 +155,7 @@ def test_a_lost_lock_fails_closed(volume: Volume) -> None:
     (ended,) = _sessions_of(volume, one)
     assert os.pwrite(fd, b"LOST", 0) == 4  # no process begins from here on: it would flush this
     store = open_store(volume.meta, SystemRuntime())
-    Meta(store, SystemRuntime()).end_session(SessionId(ended))
+    Meta(store, SystemRuntime()).sessions.end(SessionId(ended))
     store.close()
     fcntl.flock(other, fcntl.LOCK_EX)
     wait_until("it is told", 30, lambda: bool(re.search(TOLD, "\n".join(volume.complaints()))))
@@ -207,7 +207,7 @@ def test_a_killed_mount_lets_others_go_on(volume: Volume) -> None:
     one.kill()
     assert not got.wait(0.5)
     store = open_store(volume.meta, SystemRuntime())
-    Meta(store, SystemRuntime()).end_session(SessionId(dead))
+    Meta(store, SystemRuntime()).sessions.end(SessionId(dead))
     store.close()
     assert got.wait(20)
     waiting.join()

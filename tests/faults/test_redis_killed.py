@@ -152,7 +152,7 @@ def _through(server: DurableRedis, kills: int, seed: int) -> None:
     make_volume(first, RUNTIME)
     metas = [Meta(RedisStore(url, RUNTIME), RUNTIME, 30) for _ in range(2)]
     for meta in metas:
-        meta.open_session({"host": "test"})
+        meta.sessions.open({"host": "test"})
     tenants = [Tenant(metas[n % 2], b"t%d" % n, seed + n) for n in range(4)]
     dice = random.Random(seed)
     try:

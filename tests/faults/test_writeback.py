@@ -259,8 +259,8 @@ def end_sessions(volume: Volume) -> None:
     store = open_store(volume.meta, SystemRuntime())
     try:
         meta = Meta(store, SystemRuntime())
-        for each in meta.sessions():
-            meta.end_session(each.id)
+        for each in meta.sessions.all():
+            meta.sessions.end(each.id)
     finally:
         store.close()
 

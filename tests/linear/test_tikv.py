@@ -53,7 +53,7 @@ def _metas(engine: Engine) -> list[Meta]:
     """Clients with sessions, every second one impatient."""
     metas = [Meta(engine.open(), RUNTIME, (10.0, IMPATIENT_S)[n % 2]) for n in range(CLIENTS)]
     for meta in metas:
-        meta.open_session({"host": "test"})
+        meta.sessions.open({"host": "test"})
         meta._inos.take()  # has a supply: no commit of a history is for that
     return metas
 

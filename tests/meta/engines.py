@@ -64,7 +64,7 @@ class Engine:
     def meta(self, deadline_s: float = 10) -> Meta:
         """A client with a session."""
         meta = Meta(self.open(), RUNTIME, deadline_s)
-        meta.open_session({"host": "test"})
+        meta.sessions.open({"host": "test"})
         return meta
 
     @property

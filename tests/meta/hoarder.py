@@ -36,7 +36,7 @@ def fill(meta: Meta, name: bytes) -> int:
 
 def main() -> None:
     meta = Meta(open_store(sys.argv[1], SystemRuntime()), SystemRuntime())
-    meta.open_session({"host": "test"})
+    meta.sessions.open({"host": "test"})
     fill(meta, sys.argv[2].encode())
 
 

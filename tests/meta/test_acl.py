@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fsmeta import acl, schema
+from fsmeta import acl, schema, schema_inode
 from fsmeta.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named
 from fsmeta.check import check
 from fsmeta.dump import dump, load
@@ -233,14 +233,14 @@ class Planted:
         self.store = MemStore(backend)
         make_volume(self.store, RUNTIME)
         self.meta = Meta(MemStore(backend), RUNTIME)
-        self.meta.open_session({})
+        self.meta.sessions.open({})
         self.directory = self.meta.getattr(ROOT, _dir(self.meta))
         self.file = self.meta.create(ROOT, self.directory.ino, b"f", 0o100644)
         self.link = self.meta.symlink(ROOT, ROOT_INO, b"l", b"to")
 
     def put(self, attr: Attr) -> None:
         row = schema.inode_row(attr.ino)
-        self.store.commit(change((PUT, row, b"a", schema.pack_attr(attr))))
+        self.store.commit(change((PUT, row, b"a", schema_inode.pack_attr(attr))))
 
     def put_record(self, number: int, value: bytes, field: bytes = schema.ACL_FIELD) -> None:
         self.store.commit(change((PUT, schema.acl_row(number), field, value)))

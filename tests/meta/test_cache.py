@@ -17,7 +17,8 @@ from fsmeta.errors import StoreError
 from fsmeta.ops import directory
 from fsmeta.store import APPEND, DELETE, FENCE_FIELD, MERGE, PUT, Page, Write
 from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, change, make_volume, transactor
 from tests.sim.faults import CALM, Faults, FaultStore

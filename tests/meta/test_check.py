@@ -7,21 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode, schema_slices
 from fsmeta.check import Examination, check
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError
 from fsmeta.store import DELETE, DELETE_ROW, MERGE, PUT, Write
 from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.types import (
-    ROOT_CALLER,
-    ROOT_INO,
-    Attr,
-    FileType,
-    Ino,
-    SetAttr,
-    Slice,
-)
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, FileType, Ino, SetAttr, Slice
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, Engine, add, change, make_volume
 from tests.meta.work import random_work
@@ -38,7 +30,7 @@ class Tree:
         self.store = MemStore(backend)
         make_volume(self.store, RUNTIME)
         self.meta = Meta(MemStore(backend), RUNTIME)
-        self.meta.open_session({})
+        self.meta.sessions.open({})
         self.d = self.create(ROOT_INO, b"d", 0o40755)
         self.sub = self.create(self.d, b"sub", 0o40755)
         self.f = self.create(self.d, b"f")
@@ -75,7 +67,7 @@ class Tree:
         """Other attributes for an inode, whatever they break."""
         attr = self.attr(ino)._replace(**changes)  # type: ignore[arg-type]
         row = schema.inode_row(ino)
-        a, v = schema.pack_attr(attr), schema.pack_volatile(attr)
+        a, v = schema_inode.pack_attr(attr), schema_inode.pack_volatile(attr)
         self.plant((PUT, row, b"a", a), (PUT, row, b"v", v))
 
     def put_name(self, parent: Ino, name: bytes, ino: Ino, kind: FileType = FileType.REG) -> None:
@@ -220,7 +212,7 @@ def test_directories_in_a_ring(tree: Tree) -> None:
     one, two = tree.create(tree.d, b"1", 0o40755), tree.create(tree.d, b"2", 0o40755)
     assert_clean(tree.store)
     tree.plant((DELETE, schema.dir_row(tree.d), b"1"), (DELETE, schema.dir_row(tree.d), b"2"))
-    tree.plant((MERGE, schema.inode_row(tree.d), b"v", *schema.touch_parts(1, -2)))
+    tree.plant((MERGE, schema.inode_row(tree.d), b"v", *schema_inode.touch_parts(1, -2)))
     for lower, upper in ((one, two), (two, one)):
         tree.put_attr(lower, parent=upper, nlink=3)
         tree.put_name(upper, b"x", lower, FileType.DIR)
@@ -270,7 +262,12 @@ def test_a_slice_with_two_sizes(tree: Tree) -> None:
     sid = tree.meta.read_chunk(tree.f, 0)[0].id
     piece = Slice(0, sid, 6000, 0, 5000)
     tree.plant(
-        (PUT, schema.inode_row(tree.orphan), schema.chunk_field(0), schema.pack_slices([piece]))
+        (
+            PUT,
+            schema.inode_row(tree.orphan),
+            schema.chunk_field(0),
+            schema_slices.pack_slices([piece]),
+        )
     )
     tree.demand(f"slice {sid} has two sizes", f"slice {sid} has 2 uses")
 
@@ -318,7 +315,7 @@ def test_an_orphan_that_does_not_decode(tree: Tree, entry: tuple[bytes, bytes]) 
 
 def test_a_dead_slice_in_use(tree: Tree) -> None:
     piece = tree.meta.read_chunk(tree.f, 0)[0]
-    entry = schema.pack_dead([(piece.id, piece.size)])
+    entry = schema_slices.pack_dead([(piece.id, piece.size)])
     tree.plant((PUT, schema.DEAD_SLICES, schema.pack_u64(piece.id), entry))
     tree.demand(f"slice {piece.id} has 2 uses and drops, 1 are counted")
 

@@ -180,12 +180,12 @@ def test_what_a_dead_builder_left_is_removed(engine: Engine) -> None:
         builder.build(top, ROOT_INO, b"copy")
     assert clones.abandoned(two) == []
     assert check(one.store).problems == []
-    two.end_session(one.session.id)
+    two.sessions.end(one.session.id)
     (left,) = clones.abandoned(two)
     clones.discard(two, left)
     assert two.statfs() == before
     assert clones.abandoned(two) == []
-    one.open_session({"host": "back"})
+    one.sessions.open({"host": "back"})
     building = Building(left.root, left.session, None)
     with pytest.raises(OSError, match="abandoned") as caught:
         one.run(clone.children, ROOT, building, left.root, [])

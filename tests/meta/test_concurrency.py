@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.cache import Missing
 from fsmeta.engine import Meta
 from fsmeta.ops.rename import EXCHANGE, Place
@@ -171,7 +171,7 @@ def _opposite_renames(sim: SimRuntime, seed: int, faults: Faults) -> None:
     stores = [FaultStore(MemStore(backend), sim, seed + n, faults) for n in range(2)]
     metas = [Meta(store, sim) for store in stores]
     for meta in metas:
-        meta.open_session({})
+        meta.sessions.open({})
     p, q = _tree(metas[0], b"p", b"1", b"2"), _tree(metas[1], b"q", b"3")
     moved: list[bytes] = []
     threads = [
@@ -231,7 +231,7 @@ def test_directories_moved_by_many_make_no_loop(engine: Engine) -> None:
         """The name of a directory that may be moving."""
         a = meta.store.read([(schema.inode_row(ino), schema.ATTR_FIELD)])[0]
         assert a is not None
-        return Place(schema.unpack_stable(ino, a).parent, name)
+        return Place(schema_inode.unpack_stable(ino, a).parent, name)
 
     def work(meta: Meta, seed: int) -> None:
         chance = random.Random(seed)
@@ -274,7 +274,7 @@ def _everything(sim: SimRuntime, seed: int, faults: Faults) -> int:
     stores = [FaultStore(MemStore(backend), sim, seed + n, faults) for n in range(2)]
     metas = [Meta(store, sim) for store in stores]
     for meta in metas:
-        meta.open_session({})
+        meta.sessions.open({})
         # few ids: what is looked at below is every inode there ever was
         meta._inos._batch = 20
     threads = [

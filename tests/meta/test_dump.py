@@ -68,7 +68,7 @@ def test_what_is_loaded_is_what_was_dumped(engine: Engine, target: Engine) -> No
     assert before == after
     assert all(int(counters[1][name]) > int(value) + 10**6 for name, value in counters[0].items())
     meta = Meta(store, RUNTIME, deadline_s=10)
-    meta.open_session({"host": "after"})
+    meta.sessions.open({"host": "after"})
     random_work(meta, random.Random(2), 50)
     assert_clean(store)
 

@@ -55,15 +55,15 @@ class World:
         self.objects = MemObjects(RUNTIME)
         self.file = str(directory / "cursor")
         self.meta = Meta(MemStore(self.backend), RUNTIME)
-        self.meta.open_session({})
+        self.meta.sessions.open({})
         self.early = self.create(b"early")
         for number in range(1100):
             self.create(b"%d" % number)
         self.late = self.create(b"late")
         self.used = self.write(self.late)
         self.meta.give_up_slices([self.meta.new_slice_id() for _ in range(100)])
-        self.meta.close_session()
-        self.meta.open_session({})  # which shows the floor
+        self.meta.sessions.close()
+        self.meta.sessions.open({})  # which shows the floor
         for sid in LEAKED:
             self.put(sid)
         self.pages: list[int] = []  # how many inodes each run had read at each page

@@ -185,17 +185,17 @@ def test_a_session_that_ends_gives_up_its_locks(engine: Engine) -> None:
         assert Held(inos[0], F, 1, 0) in two.locks.of_session(one.session.id)
         ended = one.session.id
         if own:
-            one.close_session()
+            one.sessions.close()
         else:
-            two.end_session(ended)
-            two.end_session(ended)  # nothing is left to be done
+            two.sessions.end(ended)
+            two.sessions.end(ended)  # nothing is left to be done
         assert _over(two, *inos) == set(inos)
         assert two.locks.locks_of(inos[0], F) == ([], [])
         assert two.locks.of_session(ended) == []
-        assert ended not in [each.id for each in two.sessions()]
+        assert ended not in [each.id for each in two.sessions.all()]
         for ino in inos:
             two.locks.unlock(ino, P, 1)
-        two.close_session()
+        two.sessions.close()
 
 
 @pytest.mark.parametrize("engine", ["redis", "mem"], indirect=True)

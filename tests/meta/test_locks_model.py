@@ -170,9 +170,9 @@ class _World:
         assert session is not None
         other = self.clients[(number + 1) % 3]
         if self.dice.random() < 0.5:
-            self.clients[number].close_session()
+            self.clients[number].sessions.close()
         else:
-            other.end_session(session.id)
+            other.sessions.end(session.id)
         self.model.end(number)
         self.begin(number)
 
@@ -212,7 +212,7 @@ def test_locks_are_those_of_the_model(engine: Engine, kind: Kind) -> None:
                     world.end(number)
                 world.compare()
             for meta in world.clients.values():
-                meta.close_session()
+                meta.sessions.close()
         except BaseException as error:
             error.add_note(f"seed {seed}, step {len(steps)}")
             raise

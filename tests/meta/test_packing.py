@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsmeta import schema
+from fsmeta import schema, schema_slices
 from fsmeta.check import check
 from fsmeta.engine import Meta
 from fsmeta.ops.packing import MEMBERS_MAX, Packed, Small, Thin, part
@@ -60,7 +60,7 @@ def test_golden_bytes() -> None:
     assert (PACKED, packed.hex()) == (b"P", "00000000000000010102030405060708")
     assert unpack_members(b"", packed) == [1, 0x0102030405060708]
     piece = part(SliceId(7), 3000, 1000, Slice(0, SliceId(3), BYTES, 0, BYTES))
-    assert schema.pack_slices([piece]).hex() == (
+    assert schema_slices.pack_slices([piece]).hex() == (
         "12" "00000000" "0000000000000007" "00000bb8" "000003e8" "000003e8"
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from fsmeta.accounting import Limits, Quota
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError
 from fsmeta.ops.rename import EXCHANGE, Place
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice, Usage
 from fsmeta.volume import load_format
 from tests.conftest import assert_clean

@@ -13,7 +13,8 @@ import pytest
 from fsmeta.errors import StoreError, Unavailable
 from fsmeta.store import DELETE_ROW, FENCE_FIELD, PUT
 from fsmeta.store_redis import RedisStore
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, change, make_volume, transactor
 from tests.meta.proxy import Cut, Proxy

@@ -33,7 +33,7 @@ def meta(server: RedisServer) -> Iterator[Meta]:
     store = RedisStore(server.url(), RUNTIME)
     make_volume(store, RUNTIME)
     made = Meta(store, RUNTIME, deadline_s=10)
-    made.open_session({"host": "test"})
+    made.sessions.open({"host": "test"})
     yield made
     server.ask("CONFIG", "SET", "maxmemory", "0")
     assert_clean(store)
@@ -102,18 +102,18 @@ def test_t1_deleting_goes_on_with_a_trash(meta: Meta, server: RedisServer) -> No
 def test_sessions_go_on(meta: Meta, server: RedisServer) -> None:
     """Who can't beat is taken for dead; who can't join can't delete."""
     _full(server)
-    meta.beat(0)
+    meta.sessions.beat(0)
     store = RedisStore(server.url(), RUNTIME)
     other = Meta(store, RUNTIME, deadline_s=10)
-    other.open_session({"host": "late"})
-    other.beat(0)
+    other.sessions.open({"host": "late"})
+    other.sessions.beat(0)
     assert meta.deletion.take_lead()
     _has_no_room(other)
     assert meta.session is not None
-    other.end_session(meta.session.id)
-    meta.open_session({}, meta.session.id)
-    other.close_session()
-    assert [each.id for each in meta.sessions()] == [meta.session.id]
+    other.sessions.end(meta.session.id)
+    meta.sessions.open({}, meta.session.id)
+    other.sessions.close()
+    assert [each.id for each in meta.sessions.all()] == [meta.session.id]
     server.ask("CLIENT", "KILL", "TYPE", "pubsub")
     store.close()
 

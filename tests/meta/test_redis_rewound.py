@@ -40,7 +40,7 @@ class Past:
     def meta(self) -> Meta:
         """A client with a session."""
         meta = Meta(self.store(), RUNTIME, deadline_s=10)
-        meta.open_session({"host": "test"})
+        meta.sessions.open({"host": "test"})
         return meta
 
     def keep(self) -> None:
@@ -96,7 +96,7 @@ def _is_stopped(meta: Meta) -> None:
     with pytest.raises(Rewound):
         _make(meta, b"refused")
     with pytest.raises(Rewound):
-        meta.beat(0)
+        meta.sessions.beat(0)
     with pytest.raises(Rewound):
         meta.setxattr(ROOT_CALLER, ROOT_INO, b"user.x", b"y")
     assert b"refused" not in _names(meta)
@@ -192,10 +192,10 @@ def test_everything_is_gone(past: Past) -> None:
     past.keep()
     past.server.ask("FLUSHALL")
     with pytest.raises(Fenced):
-        meta.beat(0)
+        meta.sessions.beat(0)
     assert meta.session is not None
     with pytest.raises(Rewound, match="does not know that session 1 "):
-        meta.open_session({}, meta.session.id)
+        meta.sessions.open({}, meta.session.id)
     assert past.server.ask("DBSIZE") == 0
     past.go_back()
 
@@ -204,10 +204,10 @@ def test_who_was_ended_after_its_lease_joins_again(past: Past) -> None:
     one, two = past.meta(), past.meta()
     _make(one, b"kept")
     assert one.session is not None
-    two.end_session(one.session.id)
+    two.sessions.end(one.session.id)
     with pytest.raises(Fenced):
         _make(one, b"refused")
-    one.open_session({}, one.session.id)
+    one.sessions.open({}, one.session.id)
     _make(one, b"again")
     assert _names(two) == {b"kept", b"again"}
     assert past.server.ask("EXISTS", schema.ENDED) == 0, "who is back needs no proof"
@@ -220,11 +220,11 @@ def test_who_was_ended_in_an_older_state_does_not(past: Past) -> None:
     _make(one, b"lost")
     past.go_back()
     assert one.session is not None
-    two.end_session(one.session.id)
+    two.sessions.end(one.session.id)
     with pytest.raises(Fenced):
         _make(one, b"refused")
     with pytest.raises(Rewound):
-        one.open_session({}, one.session.id)
+        one.sessions.open({}, one.session.id)
     _is_stopped(one)
 
 
@@ -266,7 +266,7 @@ def test_ended_sessions_are_remembered_up_to_a_limit(past: Past) -> None:
     past.server.ask("HSET", schema.ENDED, *fields)
     other = past.meta()
     assert other.session is not None
-    meta.end_session(other.session.id)
+    meta.sessions.end(other.session.id)
     left = past.server.ask("HKEYS", schema.ENDED)
     assert len(left) == ENDED_MAX
     assert schema.pack_u64(other.session.id) in left

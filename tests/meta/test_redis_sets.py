@@ -12,7 +12,8 @@ import pytest
 from fsmeta.engine import Meta
 from fsmeta.errors import Ambiguous, ConfigError, Rewound, StoreError
 from fsmeta.store_redis import RedisStore, Wait
-from fsmeta.transact import Transactor, Txn
+from fsmeta.transact import Transactor
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Dentry
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, make_volume
@@ -52,7 +53,7 @@ class Clients:
 
     def join(self, deadline_s: float = 30) -> Meta:
         meta = Meta(RedisStore(self._url, RUNTIME, self._wait), RUNTIME, deadline_s)
-        meta.open_session({"host": "test"})
+        meta.sessions.open({"host": "test"})
         self._metas.append(meta)
         return meta
 

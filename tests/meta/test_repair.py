@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fsmeta import clones, schema
+from fsmeta import clones, schema, schema_slices
 from fsmeta.check import check
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError
@@ -27,8 +27,8 @@ SPARE = schema.pack_dentry(FileType.REG, GONE)
 
 def ended(tree: Tree) -> Meta:
     """Everybody has left."""
-    for each in tree.meta.sessions():
-        tree.meta.end_session(each.id)
+    for each in tree.meta.sessions.all():
+        tree.meta.sessions.end(each.id)
     return Meta(tree.store, RUNTIME)
 
 
@@ -71,7 +71,7 @@ DAMAGE: dict[str, Callable[[Tree], None]] = {
         (PUT, schema.ORPHANS, orphan_of(GONE), orphan_of(NOW_S))
     ),
     "a slice in use that waits for deletion": lambda t: t.plant(
-        (PUT, schema.DEAD_SLICES, orphan_of(1), schema.pack_dead([(1, 5000), (900, 7)]))
+        (PUT, schema.DEAD_SLICES, orphan_of(1), schema_slices.pack_dead([(1, 5000), (900, 7)]))
     ),
     "a lost inode of a directory": lambda t: t.plant((DELETE_ROW, schema.inode_row(t.d))),
     "a lost inode": lambda t: t.plant((DELETE_ROW, schema.inode_row(t.f))),
@@ -173,7 +173,7 @@ def test_t2_a_clone_that_is_being_built_is_left_to_a_mount() -> None:
     tree.put_attr(tree.linked, nlink=9)
     assert repair(meta, NOW_S)[1].problems == []
     fresh = Meta(tree.store, RUNTIME)
-    fresh.open_session({"host": "test"})
+    fresh.sessions.open({"host": "test"})
     assert clones.abandoned(fresh) == [building._replace(owner=None)]
     clones.discard(fresh, building)
     assert check(tree.store).problems == []

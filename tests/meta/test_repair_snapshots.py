@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from fsmeta import clones, schema, snapshots
+from fsmeta import clones, schema, schema_inode, snapshots
 from fsmeta.check import check
 from fsmeta.engine import Meta
 from fsmeta.repair import repair
@@ -68,8 +68,8 @@ class Kept:
         a, v = self.store.read([(row, schema.ATTR_FIELD), (row, schema.VOLATILE_FIELD)])
         assert a is not None
         assert v is not None
-        attr = schema.unpack_inode(self.top, a, v)._replace(flags=flags)
-        self.plant(row, schema.ATTR_FIELD, schema.pack_attr(attr))
+        attr = schema_inode.unpack_inode(self.top, a, v)._replace(flags=flags)
+        self.plant(row, schema.ATTR_FIELD, schema_inode.pack_attr(attr))
 
 
 def take(meta: Meta, source: Ino, name: bytes) -> Snapshot:
@@ -90,7 +90,7 @@ def _into_the_trash(kept: Kept) -> None:
         meta.unlink(ROOT, parent, name)
     meta.rmdir(ROOT, kept.top, b"sub")
     meta.rmdir(ROOT, ROOT_INO, kept.name)
-    meta.close_session()
+    meta.sessions.close()
 
 
 def _gone(kept: Kept) -> None:
@@ -102,7 +102,7 @@ def _gone(kept: Kept) -> None:
 def _deleted_and_listed(kept: Kept) -> None:
     meta = kept.engine.meta()
     snapshots.remove(meta, ROOT, shelf_of(kept.top), b"snap")
-    meta.close_session()
+    meta.sessions.close()
     kept.list_as()
 
 
@@ -204,7 +204,7 @@ def _expect(meta: Meta, kept: Kept, damage: Damage) -> None:
 def test_r1_t2_each_damage_is_seen_and_mended(engine: Engine) -> None:
     meta = engine.meta()
     made = {name: Kept(engine, meta, name.encode()) for name in DAMAGES}
-    meta.close_session()
+    meta.sessions.close()
     meta = Meta(engine.open(), RUNTIME)
     assert_clean(engine.first)
     for name, damage in DAMAGES.items():
@@ -221,7 +221,7 @@ def test_r1_t2_each_damage_is_seen_and_mended(engine: Engine) -> None:
 def test_r1_t2_all_damage_is_mended_at_once(engine: Engine) -> None:
     meta = engine.meta()
     made = {name: Kept(engine, meta, name.encode()) for name in DAMAGES}
-    meta.close_session()
+    meta.sessions.close()
     for name, damage in DAMAGES.items():
         damage.do(made[name])
     assert repair(Meta(engine.open(), RUNTIME), NOW_S)[1].problems == []
@@ -237,7 +237,7 @@ def test_r1_t2_what_is_not_known_is_not_claimed(engine: Engine) -> None:
     meta = engine.meta()
     kept = Kept(engine, meta, b"top")
     assert kept.made.changed == 0
-    meta.close_session()
+    meta.sessions.close()
     kept.plant(SNAPSHOTS, kept.listed, None)
     meta = Meta(engine.open(), RUNTIME)
     assert repair(meta, NOW_S)[1].problems == []
@@ -249,7 +249,7 @@ def test_r1_t2_what_has_no_place_is_named_and_left(engine: Engine) -> None:
     """Of the way to it two steps are lost; it is not thrown away for that."""
     meta = engine.meta()
     kept = Kept(engine, meta, b"top")
-    meta.close_session()
+    meta.sessions.close()
     rows = [schema.inode_row(kept.kept_sub), schema.dir_row(kept.kept_sub)]
     before = [(row, engine.first.read_rows([row])[0]) for row in rows]
     for row in rows:

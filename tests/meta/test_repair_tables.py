@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta import accounting, acl, quota, schema
+from fsmeta import accounting, acl, quota, schema, schema_inode
 from fsmeta import schema_locks as locks
 from fsmeta.accounting import Limits
 from fsmeta.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named, pack_xattr
@@ -208,7 +208,7 @@ def test_r1_each_damage_is_seen_and_mended(name: str) -> None:
     assert_clean(tree.store)
     assert repair(tree.ended, NOW_S) == ([], checked)
     fresh = Meta(tree.store, RUNTIME)
-    fresh.open_session({})
+    fresh.sessions.open({})
     assert fresh.getattr(ROOT_CALLER, tree.f).size == 5000
     assert fresh.getattr(ROOT_CALLER, tree.linked).nlink == 3
 
@@ -238,14 +238,14 @@ def test_p2_acl_records_that_no_inode_has_are_removed() -> None:
     """They are no problem, and stay for ever but for this."""
     tree = Everything()
     meta = Meta(tree.store, RUNTIME)
-    meta.open_session({})
+    meta.sessions.open({})
     meta.setxattr(ROOT_CALLER, tree.f, ACCESS_XATTR, b"")
     for perm in range(4):
         other = LET_IN._replace(named=(Named(True, 7, perm),))
         meta.setxattr(ROOT_CALLER, tree.linked, ACCESS_XATTR, pack_xattr(other))
     found = check(tree.store)
     assert (found.problems, found.acls, found.acls_used) == ([], 6, 2)
-    meta.close_session()
+    meta.sessions.close()
     done, checked = repair(Meta(tree.store, RUNTIME), NOW_S)
     assert len(done) == 4
     assert (checked.acls, checked.acls_used) == (2, 2)
@@ -333,17 +333,17 @@ def test_t2_repairing_directories_leaves_snapshots_as_they_are() -> None:
     """Repairing a directory must not forget its snapshots, nor take what is in them out."""
     tree = Everything()
     meta = Meta(tree.store, RUNTIME)
-    meta.open_session({})
+    meta.sessions.open({})
     taker = Taker(meta, ROOT_CALLER, RUNTIME.now_ns, lambda: False)
     made = taker.take(tree.d, b"snap")
-    meta.close_session()
+    meta.sessions.close()
     meta = tree.ended
     assert_clean(tree.store)
     copied = meta.lookup(ROOT_CALLER, made.root, b"sub").ino
     attr = meta.getattr(ROOT_CALLER, tree.d)
-    wrong = schema.pack_attr(attr._replace(flags=attr.flags | 1 << 12))
+    wrong = schema_inode.pack_attr(attr._replace(flags=attr.flags | 1 << 12))
     tree.change_field(schema.inode_row(tree.d), schema.ATTR_FIELD, wrong)
-    volatile = schema.pack_volatile(meta.getattr(ROOT_CALLER, copied)._replace(nlink=9))
+    volatile = schema_inode.pack_volatile(meta.getattr(ROOT_CALLER, copied)._replace(nlink=9))
     tree.change_field(schema.inode_row(copied), schema.VOLATILE_FIELD, volatile)
     before = tree.store.read([(schema.COUNTERS, schema.NEXT_INO)])
     done, checked = repair(meta, NOW_S)

@@ -10,19 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsmeta import quota, schema, volume
+from fsmeta import quota, schema, schema_inode, schema_slices, volume
 from fsmeta.acl import Acl, Named, pack_record, unpack_record
 from fsmeta.apply import merge
 from fsmeta.errors import ConfigError, Corrupt
-from fsmeta.schema_journal import (
-    HOLDER_FIELD,
-    Holder,
-    is_mark,
-    journal_row,
-    mark_field,
-    pack_holder,
-    unpack_holder,
-)
 from fsmeta.schema_sessions import SessionRecord, pack_session, unpack_session
 from fsmeta.types import (
     CHUNK_BYTES,
@@ -62,7 +53,6 @@ SLICES = [
     Slice(5, SliceId(2**63), 2**32 - 1, 2**32 - 10, 9, SliceKind.SEGMENT),
 ]
 SESSION = SessionRecord(SessionId(9), 3, 2, {"host": "h", "pid": 1})
-HOLDER = Holder(7, "alpha", "/s/0")
 FORMAT = volume.VolumeFormat(
     "vol", "u-u", "file", "/b", 1 << 22, "lz4", 10, 20, unknown={"later": [1]}
 )
@@ -83,16 +73,16 @@ GOLDEN: dict[str, tuple[bytes, str]] = {
     "hold": (schema.hold_field(4), "68 0000000000000004"),
     "worker": (schema.worker_field(0x0506), "77 0506"),
     "a": (
-        schema.pack_attr(ATTR),
+        schema_inode.pack_attr(ATTR),
         "01 81a4 000003e8 00000064 0000000000000002 8000000000000001",
     ),
     "a with a tail": (
-        schema.pack_attr(DEVICE),
+        schema_inode.pack_attr(DEVICE),
         "01 2180 000003e8 00000064 0000000000000002 8000000000000001"
         "00000801 00000010 00000000 00000000",
     ),
     "a with ACLs": (
-        schema.pack_attr(SHARED),
+        schema_inode.pack_attr(SHARED),
         "01 41f8 000003e8 00000064 0000000000000002 8000000000000001"
         "00000000 00000000 ff000001 00000002",
     ),
@@ -100,32 +90,28 @@ GOLDEN: dict[str, tuple[bytes, str]] = {
     "acl": (pack_record(LISTED), "01 07 05 03 00 06 000003e8 09 fffffffe"),
     "acl of a mode": (pack_record(Acl(7, 5, None, 0)), "01 07 05 08 00"),
     "v": (
-        schema.pack_volatile(ATTR),
+        schema_inode.pack_volatile(ATTR),
         "01 0000001122334455 00000003 0000000000001000"
         "7fffffffffffffff 8000000000000002 8de0b6b3a7640000",
     ),
     "a with a mark": (
-        schema.pack_attr(ATTR._replace(mark=15)),
+        schema_inode.pack_attr(ATTR._replace(mark=15)),
         "f1 81a4 000003e8 00000064 0000000000000002 8000000000000001",
     ),
     "dentry": (schema.pack_dentry(FileType.DIR, INO), "04 0102030405060708"),
     "slices": (
-        schema.pack_slices(SLICES),
+        schema_slices.pack_slices(SLICES),
         "11 00000000 0000000000000007 00000064 0000000a 0000005a"
         "10 03ffffff 0000000000000000 00000001 00000000 00000001"
         "12 00000005 8000000000000000 ffffffff fffffff6 00000009",
     ),
     "dead": (
-        schema.pack_dead([(7, 100), (2**63, 1)]),
+        schema_slices.pack_dead([(7, 100), (2**63, 1)]),
         "0000000000000007 000000648000000000000000 00000001",
     ),
     "session": (
         pack_session(SESSION),
         "83 a4 62656174 03 a9 636f6e6669726d6564 02a4 696e666f 82 a4 686f7374 a1 68 a3 706964 01",
-    ),
-    "a journal's holder": (
-        pack_holder(HOLDER),
-        "83 a7 73657373696f6e 07 a4 686f7374 a5 616c706861 a5 706c616365 a4 2f732f30",
     ),
     "format": (
         volume.pack_format(FORMAT),
@@ -161,15 +147,6 @@ def test_golden_bytes(record: str) -> None:
     assert packed.hex() == expected.replace(" ", "")
 
 
-def test_a_journals_holder_comes_back_or_is_corrupt() -> None:
-    assert unpack_holder(journal_row(1), pack_holder(HOLDER)) == HOLDER
-    for wrong in (b"", b"\x80", schema.pack_map({"session": "7", "host": "a", "place": "b"})):
-        with pytest.raises(Corrupt):
-            unpack_holder(journal_row(1), wrong)
-    assert is_mark(mark_field(1))
-    assert not is_mark(HOLDER_FIELD)
-
-
 def test_tables() -> None:
     names = (schema.SESSIONS, schema.COUNTERS, schema.USAGE, schema.FORMAT, schema.ORPHANS)
     assert (*names, schema.DEAD_SLICES, schema.BACKGROUND) == (
@@ -190,16 +167,16 @@ def test_tables() -> None:
 
 def test_old_bytes_are_still_read() -> None:
     golden = {name: bytes.fromhex(text) for name, (_, text) in GOLDEN.items()}
-    assert schema.unpack_inode(INO, golden["a"], golden["v"]) == ATTR
-    assert schema.unpack_inode(INO, golden["a with a tail"], golden["v"]) == DEVICE
-    assert schema.unpack_inode(INO, golden["a with ACLs"], golden["v"]) == SHARED
+    assert schema_inode.unpack_inode(INO, golden["a"], golden["v"]) == ATTR
+    assert schema_inode.unpack_inode(INO, golden["a with a tail"], golden["v"]) == DEVICE
+    assert schema_inode.unpack_inode(INO, golden["a with ACLs"], golden["v"]) == SHARED
     assert unpack_record(1, golden["acl"]) == LISTED
     assert unpack_record(1, golden["acl of a mode"]) == Acl(7, 5, None, 0)
     assert schema.unpack_dentry(b"d", b"n", golden["dentry"]) == (FileType.DIR, INO)
-    assert schema.unpack_slices(INO, 0, golden["slices"]) == SLICES
-    assert schema.unpack_dead(b"", golden["dead"]) == [(7, 100), (2**63, 1)]
+    assert schema_slices.unpack_slices(INO, 0, golden["slices"]) == SLICES
+    assert schema_slices.unpack_dead(b"", golden["dead"]) == [(7, 100), (2**63, 1)]
     assert unpack_session(schema.pack_u64(9), golden["session"]) == SESSION
-    assert schema.unpack_inode(INO, golden["a with a mark"], golden["v"]).mark == 15
+    assert schema_inode.unpack_inode(INO, golden["a with a mark"], golden["v"]).mark == 15
     assert volume.unpack_format(golden["format"]) == FORMAT
     assert volume.unpack_format(golden["format of a spread volume"]) == SPREAD
     later = pack_session(SESSION._replace(floor=7))
@@ -213,20 +190,26 @@ def test_old_bytes_are_still_read() -> None:
 
 # --- corruption ----------------------------------------------------------------------------------
 
-A, V = schema.pack_attr(ATTR), schema.pack_volatile(ATTR)
+A, V = schema_inode.pack_attr(ATTR), schema_inode.pack_volatile(ATTR)
 READERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
-    "a": (A, lambda data: schema.unpack_inode(INO, data, V)),
-    "a with a tail": (schema.pack_attr(DEVICE), lambda data: schema.unpack_stable(INO, data)),
+    "a": (A, lambda data: schema_inode.unpack_inode(INO, data, V)),
+    "a with a tail": (
+        schema_inode.pack_attr(DEVICE),
+        lambda data: schema_inode.unpack_stable(INO, data),
+    ),
     "acl": (pack_record(LISTED), lambda data: unpack_record(1, data)),
-    "v": (V, lambda data: schema.unpack_inode(INO, A, data)),
+    "v": (V, lambda data: schema_inode.unpack_inode(INO, A, data)),
     "dentry": (
         schema.pack_dentry(FileType.REG, INO),
         lambda data: schema.unpack_dentry(b"d", b"n", data),
     ),
-    "slices": (schema.pack_slices(SLICES), lambda data: schema.unpack_slices(INO, 3, data)),
+    "slices": (
+        schema_slices.pack_slices(SLICES),
+        lambda data: schema_slices.unpack_slices(INO, 3, data),
+    ),
     "dead": (
-        schema.pack_dead([(1, 2), (3, 4)]),
-        lambda data: schema.unpack_dead(b"12345678", data),
+        schema_slices.pack_dead([(1, 2), (3, 4)]),
+        lambda data: schema_slices.unpack_dead(b"12345678", data),
     ),
     "count": (b"-1234567890", lambda data: schema.unpack_count(b"U", b"space", data)),
     "session": (
@@ -374,7 +357,7 @@ def test_a_later_version_says_what_to_do() -> None:
 
 def test_corrupt_names_the_place() -> None:
     with pytest.raises(Corrupt) as caught:
-        schema.unpack_slices(INO, 5, b"short")
+        schema_slices.unpack_slices(INO, 5, b"short")
     assert (caught.value.row, caught.value.field) == (schema.inode_row(INO), schema.chunk_field(5))
 
 
@@ -398,7 +381,7 @@ attrs = st.builds(
     size=st.integers(0, FILE_SIZE_MAX),
     nlink=u32,
     used=st.integers(0, FILE_SIZE_MAX),
-    mark=st.integers(0, schema.MARKS - 1),
+    mark=st.integers(0, schema_inode.MARKS - 1),
     atime_ns=times,
     mtime_ns=times,
     ctime_ns=times,
@@ -418,9 +401,9 @@ def slices(draw: st.DrawFn) -> Slice:
 
 @given(attr=attrs)
 def test_attributes_come_back(attr: Attr) -> None:
-    a, v = schema.pack_attr(attr), schema.pack_volatile(attr)
-    assert schema.unpack_inode(attr.ino, a, v) == attr
-    stable = schema.unpack_stable(attr.ino, a)
+    a, v = schema_inode.pack_attr(attr), schema_inode.pack_volatile(attr)
+    assert schema_inode.unpack_inode(attr.ino, a, v) == attr
+    stable = schema_inode.unpack_stable(attr.ino, a)
     assert tuple(stable) == (*attr[1:8], attr.acl, attr.default_acl, attr.mark)
     plain = not (attr.rdev or attr.flags or attr.acl or attr.default_acl)
     assert len(a) == (27 if plain else 43)
@@ -429,22 +412,22 @@ def test_attributes_come_back(attr: Attr) -> None:
 @given(attr=attrs, now_ns=times, delta=st.integers(-1, 1))
 def test_touching_is_merging(attr: Attr, now_ns: int, delta: int) -> None:
     attr = attr._replace(nlink=max(1, min(attr.nlink, 2**32 - 2)))
-    merged = merge(schema.pack_volatile(attr), schema.touch_parts(now_ns, delta))
+    merged = merge(schema_inode.pack_volatile(attr), schema_inode.touch_parts(now_ns, delta))
     expected = attr._replace(mtime_ns=now_ns, ctime_ns=now_ns, nlink=attr.nlink + delta)
-    assert merged == schema.pack_volatile(expected)
-    merged = merge(schema.pack_volatile(attr), schema.ctime_parts(now_ns))
-    assert merged == schema.pack_volatile(attr._replace(ctime_ns=now_ns))
+    assert merged == schema_inode.pack_volatile(expected)
+    merged = merge(schema_inode.pack_volatile(attr), schema_inode.ctime_parts(now_ns))
+    assert merged == schema_inode.pack_volatile(attr._replace(ctime_ns=now_ns))
 
 
 @given(listed=st.lists(slices(), max_size=5))
 def test_slices_come_back(listed: list[Slice]) -> None:
-    assert schema.unpack_slices(INO, 0, schema.pack_slices(listed)) == listed
-    assert schema.unpack_slices(INO, 0, None) == []
+    assert schema_slices.unpack_slices(INO, 0, schema_slices.pack_slices(listed)) == listed
+    assert schema_slices.unpack_slices(INO, 0, None) == []
 
 
 @given(dead=st.lists(st.tuples(u64, u32), max_size=5))
 def test_dead_slices_come_back(dead: list[tuple[int, int]]) -> None:
-    assert schema.unpack_dead(b"", schema.pack_dead(dead)) == dead
+    assert schema_slices.unpack_dead(b"", schema_slices.pack_dead(dead)) == dead
 
 
 @given(kind=st.sampled_from(FileType), ino=u64)

@@ -16,7 +16,7 @@ from fsmeta.ops.packing import part
 from fsmeta.ops.ranges import Span
 from fsmeta.schema_packing import PACKED, OpenSegment, is_open_segment, unpack_open
 from fsmeta.store import DELETE, PUT
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SessionId, SetAttr, Slice, SliceId
 from tests.meta.engines import Engine
 from tests.meta.test_check import Tree
@@ -158,13 +158,13 @@ def test_who_dies_leaves_its_segments_to_the_leader(engine: Engine) -> None:
     second = join(other, segment, 1)
     assert other.session is not None
     ended = other.session.id
-    meta.end_session(ended)
+    meta.sessions.end(ended)
     with pytest.raises(Fenced):
         join(other, segment, 2)
     meta.packing.close_abandoned()
     assert row(engine, schema.CLONES) == {}
     clean(engine)
-    other.open_session({}, ended)
+    other.sessions.open({}, ended)
     with pytest.raises(Voided):
         join(other, segment, 2, last=True)
     assert drop(meta, ino) == set()

@@ -47,18 +47,18 @@ def test_a_session_leaves_nothing_behind(engine: Engine) -> None:
     meta = engine.meta()
     _file(meta, b"file")
     assert dump(engine.first, b"s")
-    meta.close_session()
+    meta.sessions.close()
     assert dump(engine.first, b"s") == {}
-    assert engine.meta().sessions()[0].id > 1
+    assert engine.meta().sessions.all()[0].id > 1
 
 
 @pytest.mark.parametrize("engine", ["redis"], indirect=True)
 def test_a_beat_is_one_round_trip(engine: Engine) -> None:
     meta = engine.meta()
-    meta.beat(0)
+    meta.sessions.beat(0)
     for verb in (
-        lambda: meta.beat(0),
-        meta.round_and_floor,
+        lambda: meta.sessions.beat(0),
+        meta.sessions.round_and_floor,
         lambda: meta.deletion.leader(_id(meta)),
     ):
         before = meta.store.round_trips
@@ -73,29 +73,29 @@ def test_a_beat_is_one_round_trip(engine: Engine) -> None:
 def test_a_copy_of_a_client_is_noticed(engine: Engine) -> None:
     """A cloned machine, or somebody's invention: whoever notices ends the session for both."""
     meta, twin = engine.meta(), engine.meta()
-    meta.beat(0)
+    meta.sessions.beat(0)
     own, shared = _id(twin), _id(meta)
-    twin.session = copy.copy(meta.session)
+    twin.sessions.own = copy.copy(meta.session)
     twin.transactor.fence = meta.transactor.fence
-    meta.beat(0)
+    meta.sessions.beat(0)
     with pytest.raises(Fenced, match="copy of this one"):
-        twin.round_and_floor()  # its commits would pass for repeats
-    assert [each.id for each in meta.sessions()] == [own]
+        twin.sessions.round_and_floor()  # its commits would pass for repeats
+    assert [each.id for each in meta.sessions.all()] == [own]
     for client in (meta, twin):
         with pytest.raises(Fenced):
             _file(client, b"not any more")
-    meta.open_session({"host": "anew"}, ended=shared)
-    meta.beat(0)
+    meta.sessions.open({"host": "anew"}, ended=shared)
+    meta.sessions.beat(0)
     if engine.name in (
         "redis",
         "cluster",
     ):  # it can't prove that all that was stored was its own doing
         with pytest.raises(Rewound):
-            twin.open_session({"host": "anew"}, ended=shared)
+            twin.sessions.open({"host": "anew"}, ended=shared)
     else:
-        twin.open_session({"host": "anew"}, ended=shared)
-        twin.beat(0)
-    meta.end_session(own)
+        twin.sessions.open({"host": "anew"}, ended=shared)
+        twin.sessions.beat(0)
+    meta.sessions.end(own)
 
 
 def test_a_beat_whose_answer_is_lost_is_no_copy(engine: Engine) -> None:
@@ -112,25 +112,25 @@ def test_a_beat_whose_answer_is_lost_is_no_copy(engine: Engine) -> None:
         meta.store.commit = lose  # type: ignore[method-assign]
         meta.transactor._deadline_s = 0.0
         with pytest.raises(Unavailable):
-            meta.beat(0)
+            meta.sessions.beat(0)
         meta.store.commit = apply  # type: ignore[method-assign]
         meta.transactor._deadline_s = 10.0
-        meta.beat(0)
-        meta.beat(0)
+        meta.sessions.beat(0)
+        meta.sessions.beat(0)
 
 
 def test_clocks_may_jump(engine: Engine) -> None:
     """No decision hangs on them: beats go on, locks stay, nobody is taken for dead."""
     runtime = Jumpy()
     meta, other = Meta(engine.open(), runtime, deadline_s=10), engine.meta()
-    meta.open_session({"host": "jumpy"})
+    meta.sessions.open({"host": "jumpy"})
     ino = _file(other, b"file")
     assert meta.locks.setlk(ino, Kind.POSIX, 1, WRITE).outcome is Outcome.GRANTED
     watch = Watch(time.monotonic, LEASE_S)
     for days in (0, 400, -400, 0):
         runtime.jump_ns = days * 86400 * 10**9
-        meta.beat(0)
-        assert watch.dead(other.sessions()) == []
+        meta.sessions.beat(0)
+        assert watch.dead(other.sessions.all()) == []
         assert other.locks.setlk(ino, Kind.POSIX, 1, WRITE).outcome is Outcome.REFUSED
     meta.locks.unlock(ino, Kind.POSIX, 1)
 
@@ -148,12 +148,12 @@ def test_two_clean_up_at_once(engine: Engine) -> None:
             gone = _id(dead)
             one.transactor.run(partial(fence_off, sid=gone))
             one.locks.release_session(gone, one.transactor)
-        ends = [threading.Thread(target=m.end_session, args=(_id(dead),)) for m in (one, two)]
+        ends = [threading.Thread(target=m.sessions.end, args=(_id(dead),)) for m in (one, two)]
         for thread in ends:
             thread.start()
         for thread in ends:
             thread.join()
-        assert [each.id for each in one.sessions()] == [_id(one), _id(two)]
+        assert [each.id for each in one.sessions.all()] == [_id(one), _id(two)]
         two.cache.drop([two.locks.news_row()])
         assert two.locks.granted({ino: ino for ino in inos}).keys() == set(inos)
         with pytest.raises(Fenced):
@@ -168,7 +168,7 @@ def test_belongings(engine: Engine) -> None:
     one.locks.setlk(ino, Kind.FLOCK, 1, WRITE)
     one.unlink(ROOT_CALLER, ROOT_INO, b"gone")
     one.deletion.hold_orphans([gone])
-    found = two.belongings([_id(one), _id(two)])
+    found = two.sessions.belongings([_id(one), _id(two)])
     assert found[_id(one)] == ([gone], [(ino, Kind.FLOCK)])
     assert found[_id(two)] == ([], [])
     one.deletion.release_orphans([gone])
@@ -182,18 +182,18 @@ def test_thousands_of_sessions(engine: Engine) -> None:
     meta = engine.meta()
     others = []
     for _ in range(MANY):
-        meta.open_session({"host": "h", "pid": 1, "mountpoint": "/mnt/volume", "python": "3.11"})
+        meta.sessions.open({"host": "h", "pid": 1, "mountpoint": "/mnt/volume", "python": "3.11"})
         others.append(_id(meta))
     began = time.monotonic()
     for _ in range(200):
-        meta.beat(0)
+        meta.sessions.beat(0)
     beat_s = (time.monotonic() - began) / 200
     before, began = meta.store.round_trips, time.monotonic()
-    records = meta.sessions()
-    has = meta.belongings([each.id for each in records])
+    records = meta.sessions.all()
+    has = meta.sessions.belongings([each.id for each in records])
     took = time.monotonic() - began
     assert len(records) == len(has) == MANY + 1
     assert meta.store.round_trips - before <= 3 + 2 * (1 + MANY // 200)
     print(f"{MANY} sessions: a beat {beat_s * 1e6:.0f} µs, a look at all {took * 1e3:.0f} ms")
     for sid in others[:-1]:
-        meta.end_session(sid)
+        meta.sessions.end(sid)

@@ -76,8 +76,8 @@ def test_who_has_not_heard_can_leave(engine: Engine) -> None:
     assert leaver.session is not None
     sid = leaver.session.id
     limit(admin, 7)
-    leaver.close_session()  # it did so for half a minute, in vain
-    assert sid not in [each.id for each in admin.sessions()]
+    leaver.sessions.close()  # it did so for half a minute, in vain
+    assert sid not in [each.id for each in admin.sessions.all()]
     assert leaver.session is None
 
 
@@ -95,7 +95,7 @@ def test_sessions_begin_with_the_settings_of_the_day(engine: Engine) -> None:
 def test_an_ended_session_is_not_brought_back(engine: Engine) -> None:
     admin, dead, alive = engine.meta(), engine.meta(), engine.meta()
     assert dead.session is not None
-    admin.end_session(dead.session.id)
+    admin.sessions.end(dead.session.id)
     limit(admin, 9)
     assert fence_of(dead) is None
     with pytest.raises(Fenced):

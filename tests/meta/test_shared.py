@@ -16,16 +16,7 @@ from fsmeta.ops.ranges import KEEP_SIZE as KEEP
 from fsmeta.ops.ranges import PUNCH_HOLE, Span
 from fsmeta.slices import resolve
 from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.types import (
-    AT_END,
-    CHUNK_BYTES,
-    ROOT_CALLER,
-    ROOT_INO,
-    Ino,
-    SetAttr,
-    Slice,
-    SliceId,
-)
+from fsmeta.types import AT_END, CHUNK_BYTES, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, SliceId
 from tests.meta.engines import RUNTIME, make_volume
 
 ROOT = ROOT_CALLER
@@ -46,7 +37,7 @@ class Sharing(RuleBasedStateMachine):
         store = MemStore(MemBackend(RUNTIME))
         make_volume(store, RUNTIME)
         self.meta = Meta(store, RUNTIME)
-        self.meta.open_session({"host": "test"})
+        self.meta.sessions.open({"host": "test"})
         assert self.meta.deletion.take_lead()
         self.files: list[Ino] = []
         self.shown: list[Shown] = []

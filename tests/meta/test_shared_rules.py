@@ -105,7 +105,7 @@ def test_a_dump_has_trash_shares_and_clones_to_be_removed(engine: Engine) -> Non
     store = MemStore(MemBackend(RUNTIME))
     dump.load(store, io.BytesIO(sink.getvalue()))
     loaded = Meta(store, RUNTIME)
-    loaded.open_session({"host": "test"})
+    loaded.sessions.open({"host": "test"})
     assert check(store).problems == []
     assert hours(loaded) == hours(meta)
     assert clones.abandoned(loaded) == [building]

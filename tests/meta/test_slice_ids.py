@@ -169,31 +169,31 @@ def volume() -> tuple[MemBackend, Meta]:
 
 def test_sessions_show_their_floors() -> None:
     _, meta = volume()
-    assert meta.open_session({}).floor == 1
+    assert meta.sessions.open({}).floor == 1
     taken = meta.new_slice_id()
-    _, floor = meta.round_and_floor()
-    meta.beat(0, floor)
-    assert [each.floor for each in meta.sessions()] == [taken]
+    _, floor = meta.sessions.round_and_floor()
+    meta.sessions.beat(0, floor)
+    assert [each.floor for each in meta.sessions.all()] == [taken]
     file = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100644)
     piece = Slice(0, taken, 10, 0, 10)
     meta.write_slices(file.ino, [(0, piece)], 10, 1)
-    meta.round_and_floor()
-    _, floor = meta.round_and_floor()
+    meta.sessions.round_and_floor()
+    _, floor = meta.sessions.round_and_floor()
     assert floor == 1 + SLICE_BATCH
 
 
 def test_who_joins_again_after_gc_must_not_commit_what_it_had() -> None:
     """Its objects may be gone; what it takes from then on is fine."""
     backend, meta = volume()
-    meta.open_session({})
+    meta.sessions.open({})
     file = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100644)
     before = Slice(0, meta.new_slice_id(), 10, 0, 10)
     other = Meta(MemStore(backend), RUNTIME)
     assert meta.session is not None
-    other.end_session(meta.session.id)
-    _, floor = other.round_and_floor()
+    other.sessions.end(meta.session.id)
+    _, floor = other.sessions.round_and_floor()
     other.transactor.run(lambda txn: collect.begin(txn, floor, b"run"))
-    record = meta.open_session({}, meta.session.id)
+    record = meta.sessions.open({}, meta.session.id)
     assert record.floor == before.id, "what it has open it shows at once"
     with pytest.raises(Voided, match="gc has come"):
         meta.write_slices(file.ino, [(0, before)], 10, 1)
@@ -205,14 +205,14 @@ def test_who_joins_again_after_gc_must_not_commit_what_it_had() -> None:
 
 def test_who_joins_again_and_gc_sees_it_may_commit() -> None:
     backend, meta = volume()
-    meta.open_session({})
+    meta.sessions.open({})
     file = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100644)
     piece = Slice(0, meta.new_slice_id(), 10, 0, 10)
     other = Meta(MemStore(backend), RUNTIME)
     assert meta.session is not None
-    other.end_session(meta.session.id)
-    meta.open_session({}, meta.session.id)
-    assert [each.floor for each in other.sessions()] == [piece.id]
+    other.sessions.end(meta.session.id)
+    meta.sessions.open({}, meta.session.id)
+    assert [each.floor for each in other.sessions.all()] == [piece.id]
     meta.write_slices(file.ino, [(0, piece)], 10, 1)
     assert meta.read_chunk(file.ino, 0) == [piece]
 

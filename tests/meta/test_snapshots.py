@@ -22,16 +22,7 @@ from fsmeta.ops.rename import Place
 from fsmeta.schema_snapshots import Snapshot
 from fsmeta.sealed import is_sealed, shelf_of
 from fsmeta.snapshots import Taker
-from fsmeta.types import (
-    FLAGS,
-    ROOT_CALLER,
-    ROOT_INO,
-    SNAPSHOTS_SHIFT,
-    Caller,
-    Ino,
-    SetAttr,
-    Slice,
-)
+from fsmeta.types import FLAGS, ROOT_CALLER, ROOT_INO, SNAPSHOTS_SHIFT, Caller, Ino, SetAttr, Slice
 from tests.meta.engines import RUNTIME, Engine
 from tests.meta.test_clone import plant, tree, write
 from tests.outcome import errno_of
@@ -267,7 +258,7 @@ def test_t2_what_a_dead_taker_left_is_removed(
     assert two.names(shelf_of(top)) == ([], None)
     assert snapshots.listing(two) == []
     assert check(two.store).problems == []
-    two.end_session(one.session.id)
+    two.sessions.end(one.session.id)
     _leader_removes(two)
     assert two.statfs() == before
     assert check(two.store).problems == []

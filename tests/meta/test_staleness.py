@@ -42,7 +42,7 @@ class Kernel:
 
     def __init__(self, store: RedisStore) -> None:
         self.meta = Meta(store, RUNTIME, deadline_s=20)
-        self.meta.open_session({"host": "test"})
+        self.meta.sessions.open({"host": "test"})
         self._coherence = Coherence(self.meta, RUNTIME)
         self._lock = threading.Lock()
         self._believed: dict[Ino, tuple[Attr, float]] = {}  # until when; guarded by _lock
@@ -74,7 +74,7 @@ class Kernel:
 
     def close(self) -> None:
         self._coherence.stop()
-        self.meta.close_session()
+        self.meta.sessions.close()
         self.meta.store.close()
 
 
@@ -226,7 +226,7 @@ def test_a_table_that_is_nearly_full_is_not_believed(
     try:
         make_volume(store, RUNTIME)
         reader = Meta(store, RUNTIME, deadline_s=20)
-        reader.open_session({"host": "test"})
+        reader.sessions.open({"host": "test"})
         wait_until(store.vouches)
         for number in range(100):
             reader.create(ROOT_CALLER, ROOT_INO, b"%d" % number, 0o100644)
@@ -238,7 +238,7 @@ def test_a_table_that_is_nearly_full_is_not_believed(
         store.close()
         store = RedisStore(url, RUNTIME)
         again = Meta(store, RUNTIME, deadline_s=20)
-        again.open_session({"host": "test"})
+        again.sessions.open({"host": "test"})
         time.sleep(0.5)
         assert store.vouches(), "there is room for any number now"
         assert_clean(store)

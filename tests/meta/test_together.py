@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsmeta import accounting, schema
+from fsmeta import accounting, schema, schema_inode
 from fsmeta.accounting import Limits
 from fsmeta.apply import merge
 from fsmeta.entry import Entry, Guard, Rules
@@ -20,7 +20,7 @@ from fsmeta.ops.rename import Place
 from fsmeta.quota import user_node
 from fsmeta.store import Parts, Store
 from fsmeta.together import Together, Unfit, composed
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr, Slice, SliceId
 from tests.conftest import assert_clean
 from tests.meta.engines import Engine, open_engine
@@ -250,11 +250,11 @@ def test_w2_merges_one_after_the_other() -> None:
     record = bytes(range(64))
     plain: list[Parts] = [(48, b"abcdefgh"), (52, b"xy"), (50, b"123456789012")]
     several: list[Parts] = [
-        schema.touch_parts(5),
-        schema.touch_parts(7, 1),
-        schema.touch_parts(8, -1),
-        schema.ctime_parts(6),
-        schema.nlink_parts(2),
+        schema_inode.touch_parts(5),
+        schema_inode.touch_parts(7, 1),
+        schema_inode.touch_parts(8, -1),
+        schema_inode.ctime_parts(6),
+        schema_inode.nlink_parts(2),
         *plain,
     ]
     for first in several:

@@ -96,10 +96,10 @@ def meta_only(connect: Connect) -> Iterator[MetaFS]:
     """The metadata of a new volume; in the end it is true to itself."""
     format_volume(connect)
     meta = Meta(connect(), RUNTIME)
-    meta.open_session({"host": "test"})
+    meta.sessions.open({"host": "test"})
     fs = MetaFS(meta)
     yield fs
     fs.purge()
     assert check(meta.store).problems == []
-    meta.close_session()
+    meta.sessions.close()
     meta.store.close()

@@ -135,3 +135,21 @@ def test_p1_fsync_of_what_too_many_were_closed_after(
     file.fsync()
     assert not host.objects.synced, "once is enough"
     file.close()
+
+
+def test_p1_fsync_of_a_sparse_file_that_shares_data(host: Host) -> None:
+    """It looked at each chunk there could be, of which a file of petabytes has very many."""
+    source = host.posix.open(b"/source", os.O_CREAT | os.O_RDWR)
+    source.write(0, b"some bytes")
+    source.close()
+    source = host.posix.open(b"/source")
+    copy = host.posix.open(b"/copy", os.O_CREAT | os.O_RDWR)
+    copy.truncate(1 << 51)
+    source.copy(copy, 0, 1 << 50, 10)
+    copy.fsync()
+    assert copy.read(1 << 50, 10) == b"some bytes"
+    (index,) = host.client.meta.ranges.chunks(copy.ino)
+    assert index
+    copy.close()
+    source.close()
+    assert host.at_risk(source.ino) == []

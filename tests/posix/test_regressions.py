@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from fsclient import coherence
+from fsclient.open_files import OpenFile
 from fsmeta.check import check
 from fsmeta.engine import Meta
 from fsmeta.errors import Unavailable
@@ -18,6 +19,7 @@ from fsmeta.store_mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Caller, Ino, SetAttr, Slice
 from tests.posix import inproc
 from tests.posix.inproc import RUNTIME
+from tests.sim.posix import Posix
 
 FILE = 0o100644
 STRANGER = Caller(60001, 60001)
@@ -29,8 +31,8 @@ def _two_clients(tracked: bool = False) -> Iterator[tuple[Meta, Meta]]:
     backend = MemBackend(RUNTIME)
     inproc.format_volume(lambda: MemStore(backend))
     first, second = (Meta(MemStore(backend, tracked), RUNTIME) for _ in range(2))
-    first.open_session({})
-    second.open_session({})
+    first.sessions.open({})
+    second.sessions.open({})
     yield first, second
     assert check(first.store).problems == []
 
@@ -300,3 +302,67 @@ def test_who_closed_a_setuid_file_finds_that_the_kernel_knows(
         client.vfs.flush(STRANGER, ino, fh)
         assert notifier.stale == [ino]
         client.vfs.release(ino, fh)
+
+
+def test_two_closes_at_once_store_what_maps_have_left() -> None:
+    """A map's pages are written behind the flush of close(2), and stored when the last descriptor
+    goes. Of two that went at once each took the other one for the last, and the bytes were lost.
+    """
+    with inproc.client(inproc.memory()) as client:
+        posix, files = Posix(client.vfs), client.vfs.files
+        first = posix.open(b"/f", os.O_CREAT | os.O_RDWR)
+        second = posix.open(b"/f", os.O_RDWR)
+        first.write(0, b"mapped")
+        leave = files.leave
+
+        def interrupted(fh: int) -> OpenFile | None:
+            files.leave = leave  # type: ignore[method-assign]
+            client.vfs.release(second.ino, second.fh)
+            return leave(fh)
+
+        files.leave = interrupted  # type: ignore[method-assign]
+        client.vfs.release(first.ino, first.fh)
+        assert posix.open(b"/f").read(0, 10) == b"mapped"
+
+
+def test_an_open_that_is_refused_is_no_reason_to_lose_what_was_written() -> None:
+    """Who closes while somebody else's open(2) is being refused is not the last one, who is."""
+    with inproc.client(inproc.memory()) as client:
+        posix, meta = Posix(client.vfs), client.meta
+        file = posix.open(b"/f", os.O_CREAT | os.O_RDWR)
+        file.write(0, b"mapped")
+        refuse = meta.require
+
+        def late(caller: Caller, attr: Attr, mask: int) -> None:
+            client.vfs.release(file.ino, file.fh)
+            refuse(caller, attr, mask)
+
+        meta.require = late  # type: ignore[method-assign]
+        with pytest.raises(PermissionError):
+            client.vfs.open(STRANGER, file.ino, os.O_RDWR)
+        meta.require = refuse  # type: ignore[method-assign]
+        assert posix.open(b"/f").read(0, 10) == b"mapped"
+
+
+def test_compaction_of_what_shows_no_data() -> None:
+    """A hole was copied over all of a chunk: the slice that was to have its data is given back, or
+    gc would wait for it for ever.
+    """
+    with inproc.client(inproc.memory()) as client:
+        posix = Posix(client.vfs)
+        file = posix.open(b"/f", os.O_CREAT | os.O_RDWR)
+        for number in range(10):
+            file.write(0, b"%d" % number)
+            file.fsync()
+        hole = posix.open(b"/hole", os.O_CREAT | os.O_RDWR)
+        hole.truncate(100)
+        assert hole.copy(file, 0, 0, 100) == 100
+        client.background.compact(file.ino, 0)
+        assert client.meta.read_chunk(file.ino, 0) == []
+        last = client.meta.new_slice_id()
+        client.meta.give_up_slices((last,))
+        for _ in range(3):
+            _, floor = client.meta.sessions.round_and_floor()
+        assert floor > last
+        hole.close()
+        file.close()

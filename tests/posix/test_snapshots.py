@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 
 from fsclient.cli.jobs import run_job
-from fsclient.quota_room import ROOM_TTL_S
+from fsclient.room import ROOM_TTL_S
 from tests.outcome import errno_of
 from tests.posix.conftest import Twins
 from tests.posix.volumes import Volume, can_mount, run, temporary_folder

@@ -79,7 +79,7 @@ def test_t2_w2_a_snapshot_has_nothing_that_is_held_back(pair: Pair) -> None:
     """What is done when it begins to be taken is none of it, and no change for it."""
     write(pair.me, b"/d/file", b"f" * 5000)
     pair.release()
-    cloner = pair.mine.vfs.cloner
+    cloner = pair.mine.vfs.questions.cloner
     settled = cloner.tree
 
     def then_go_on(source: Ino, stopped: Callable[[], bool]) -> Tree:

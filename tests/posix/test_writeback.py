@@ -177,16 +177,16 @@ def test_w3_so_many_uploads_that_the_link_never_waits(pair: Pair) -> None:
 
 
 def test_w2_gc_leaves_what_is_held_back(pair: Pair) -> None:
-    _, before = pair.mine.meta.round_and_floor()
+    _, before = pair.mine.meta.sessions.round_and_floor()
     pair.hold()
     pair.me.unlink(b"/d/first")
     write(pair.me, b"/d/second", b"second")
     for _ in range(3):
-        _, floor = pair.mine.meta.round_and_floor()
+        _, floor = pair.mine.meta.sessions.round_and_floor()
     assert floor == before, "a slice that is not published may be deleted"
     pair.release()
     for _ in range(3):
-        _, floor = pair.mine.meta.round_and_floor()
+        _, floor = pair.mine.meta.sessions.round_and_floor()
     assert floor > before
 
 
@@ -453,32 +453,3 @@ def test_w4_limits_are_judged_at_once(tmp_path: Path, log_watch: LogWatch) -> No
         pair.me.unlink(b"/d/too-much")
         pair.release()
         assert pair.mine.meta.statfs().space_used == 4 * 200_704
-
-
-def test_w2_rewritten_data_pass_the_journal(tmp_path: Path) -> None:
-    """Compaction exchanged records before the store had the new block: others met EIO meanwhile, a
-    killed client's file was lost.
-    """
-    pair = Pair(memory(), tmp_path)
-    pair.me.mkdir(b"/d")
-    file = pair.me.open(b"/d/f", os.O_CREAT | os.O_RDWR)
-    for number in range(60):
-        file.write(number * 5000, b"%04d" % number)
-        file.fsync()
-    file.close()
-    pair.release()
-    ino = file.ino
-    old = pair.theirs.meta.read_chunk(ino, 0)
-    assert len(old) == 60
-    pair.gate.open.clear()
-    compacting = RUNTIME.spawn("compacting", lambda: pair.mine.background.compact(ino, 0))
-    RUNTIME.sleep(0.3)
-    assert pair.theirs.meta.read_chunk(ino, 0) == old
-    pair.gate.open.set()
-    compacting.join()
-    pair.theirs.meta.forget_chunks([ino])
-    assert len(pair.theirs.meta.read_chunk(ino, 0)) == 1
-    assert pair.mine.writeback is not None
-    assert pair.mine.writeback.objects.left() == (0, 0)
-    assert pair.them.open(b"/d/f").read(5000, 4) == b"0001"
-    pair.end()

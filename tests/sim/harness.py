@@ -10,6 +10,7 @@ many.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -23,7 +24,8 @@ T = TypeVar("T")
 def simulate(seed: int, body: Callable[[SimRuntime], T], steps_max: int = STEPS_MAX) -> T:
     """Run `body` as the main thread of a world that follows from `seed`.
 
-    What a thread raises comes out as it is, with a note that says how to run it again.
+    What a thread raises comes out as it is, with a note that says how to run it again. The order of
+    sets is part of that, so `make test` says PYTHONHASHSEED.
     """
     sim = SimRuntime(seed, steps_max)
     try:
@@ -31,7 +33,8 @@ def simulate(seed: int, body: Callable[[SimRuntime], T], steps_max: int = STEPS_
     except BaseException as error:
         error.add_note(
             f"simulation: seed {seed}, step {sim.scheduler.steps}, {sim.monotonic():.6f} s; "
-            f"again with: pytest tests/sim -k {_test_name(body)} --sim-seed {seed}"
+            f"again with: PYTHONHASHSEED={os.environ.get('PYTHONHASHSEED', 'unknown')} "
+            f"pytest tests/sim -k {_test_name(body)} --sim-seed {seed}"
         )
         raise
 

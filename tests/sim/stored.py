@@ -7,7 +7,7 @@ from typing import TypeAlias
 from fsdata.block_names import object_key
 from fsdata.codec import decode
 from fsdata.geometry import block_count, block_length
-from fsmeta import schema
+from fsmeta import schema, schema_inode, schema_slices
 from fsmeta.types import ROOT_INO, Ino, SliceKind
 from tests.sim.cluster import BLOCK, Cluster
 
@@ -31,9 +31,9 @@ def stored(cluster: Cluster, path: bytes) -> State:
 def content_of(cluster: Cluster, ino: Ino) -> bytes:
     """All bytes of a file."""
     fields = cluster.backend.rows[schema.inode_row(ino)]
-    size = schema.unpack_inode(ino, fields[b"a"], fields[b"v"]).size
+    size = schema_inode.unpack_inode(ino, fields[b"a"], fields[b"v"]).size
     data = bytearray(size)
-    for each in schema.unpack_slices(ino, 0, fields.get(schema.chunk_field(0))):
+    for each in schema_slices.unpack_slices(ino, 0, fields.get(schema.chunk_field(0))):
         end = min(size, each.pos + each.length)
         if each.kind is SliceKind.HOLE:
             data[each.pos : end] = bytes(max(0, end - each.pos))

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Final
 
 from fsclient.config import open_store
-from fsmeta import schema
+from fsmeta import schema, schema_inode
 from fsmeta.engine import Meta
 from fsmeta.runtime import SystemRuntime
-from fsmeta.transact import Txn
+from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType, Ino
 
 FILES_A_COMMIT: Final = 1000  # three writes each, and 4096 are what a commit takes
@@ -43,11 +43,11 @@ def fill(meta: Meta, parent: Ino, first: int, count: int) -> None:
 
 def _create(txn: Txn, parent: Ino, files: list[tuple[bytes, Ino]], now_ns: int) -> None:
     txn.add(schema.USAGE, schema.INODES, len(files))
-    txn.merge(schema.inode_row(parent), schema.VOLATILE_FIELD, schema.touch_parts(now_ns))
+    txn.merge(schema.inode_row(parent), schema.VOLATILE_FIELD, schema_inode.touch_parts(now_ns))
     for name, ino in files:
-        attr = schema.new_attr(ino, stat.S_IFREG | 0o644, 0, 0, parent, now_ns)
-        txn.put(schema.inode_row(ino), schema.ATTR_FIELD, schema.pack_attr(attr))
-        txn.put(schema.inode_row(ino), schema.VOLATILE_FIELD, schema.pack_volatile(attr))
+        attr = schema_inode.new_attr(ino, stat.S_IFREG | 0o644, 0, 0, parent, now_ns)
+        txn.put(schema.inode_row(ino), schema.ATTR_FIELD, schema_inode.pack_attr(attr))
+        txn.put(schema.inode_row(ino), schema.VOLATILE_FIELD, schema_inode.pack_volatile(attr))
         txn.put(schema.dir_row(parent), name, schema.pack_dentry(FileType.REG, ino))
 
 
@@ -61,7 +61,7 @@ def fill_path(url: str, path: bytes, first: int, count: int) -> None:
     runtime = SystemRuntime()
     store = open_store(url, runtime)
     meta = Meta(store, runtime)
-    meta.open_session({"host": "fill"})
+    meta.sessions.open({"host": "fill"})
     try:
         parent = ROOT_INO
         for name in path.split(b"/"):
@@ -71,7 +71,7 @@ def fill_path(url: str, path: bytes, first: int, count: int) -> None:
                 parent = meta.create(ROOT_CALLER, parent, name, stat.S_IFDIR | 0o755).ino
         fill(meta, parent, first, count)
     finally:
-        meta.close_session()
+        meta.sessions.close()
         store.close()
 
 
