@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from fsclient.coherence import Coherence
 from fsclient.file_io import FileIO
+from fsclient.privileges import groups_of
 from fsclient.subdir import require_way
 from fsmeta.clones import CloneBuilder, Tree
 from fsmeta.engine import Meta
@@ -107,7 +108,8 @@ class Cloner:
             job = self._jobs[name] = _Job()
             while len(self._jobs) > MANY:
                 self._jobs.popitem(last=False)
-        who = Caller(caller.uid, caller.gid, _groups(caller.pid), caller.pid)
+        groups = groups_of(caller.pid) or ()  # it has ended, or is in another namespace
+        who = Caller(caller.uid, caller.gid, tuple(groups), caller.pid)
 
         def work() -> None:
             self._run(job, who, wanted)
@@ -158,18 +160,6 @@ class Cloner:
         for job in jobs:
             if job.thread is not None:
                 job.thread.join()
-
-
-def _groups(pid: int) -> tuple[int, ...]:
-    """The supplementary groups of a process, as far as /proc tells."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith("Groups:"):
-                    return tuple(map(int, line.split()[1:]))
-    except OSError:
-        pass  # it has ended, or is in another namespace
-    return ()
 
 
 def ask_for_clone(parent: str, word: str, wish: dict[str, Any]) -> None:

@@ -64,7 +64,8 @@ def _open_server(
 
         return TikvStore(url, runtime, tikv_gc)
     _check_server(url)
-    from fsmeta.store_redis import RedisStore, Wait
+    from fsmeta.redis_commit import Wait
+    from fsmeta.store_redis import RedisStore
 
     try:
         return RedisStore(url, runtime, None if redis_wait is None else Wait(*redis_wait))

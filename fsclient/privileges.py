@@ -1,7 +1,7 @@
-"""S_ISUID and S_ISGID, where it matters which groups a caller is in: FUSE does not say.
+"""S_ISUID and S_ISGID, where it matters which groups a caller is in: FUSE does not say, /proc does.
 
 Called by `FileIO` when a request may drop the bits, which is seldom asked for: the kernel sends it
-before a write only if there are bits to be dropped. Any thread.
+before a write only if there are bits to be dropped. `Cloner` asks for groups, too. Any thread.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def require_drop(caller: Caller, attr: Attr, files: OpenFiles) -> None:
 def _is_stranger(caller: Caller, gid: int) -> bool:
     if caller.uid == 0 or gid == caller.gid:
         return False
-    groups = _groups_of(caller.pid)
+    groups = groups_of(caller.pid)
     return groups is not None and gid not in groups
 
 
-def _groups_of(pid: int) -> frozenset[int] | None:
+def groups_of(pid: int) -> frozenset[int] | None:
     """The supplementary groups of a thread; None where the system does not tell.
 
     It waits for our answer, so it is there, unless it runs where we don't see its number (0).

@@ -33,15 +33,6 @@ class Range(NamedTuple):
     end: int = rows.LOCK_END
 
 
-class Held(NamedTuple):
-    """What a session has of a file's locks."""
-
-    ino: Ino
-    kind: Kind
-    held: int  # ranges
-    waiting: int
-
-
 class LockVerbs:
     """See the module."""
 
@@ -172,16 +163,6 @@ class LockVerbs:
         """Who holds locks of a file, and who waits."""
         self._run.cache.drop([rows.lock_row(ino)])
         return self._run.view(lambda txn: lock.locks_of(txn, ino, kind))
-
-    def of_session(self, sid: SessionId) -> list[Held]:
-        """What a session has."""
-        found = []
-        for ino, kind in self._run.view(lambda txn: lock.places(txn, sid)):
-            held, queue = self.locks_of(ino, kind)
-            mine = sum(each.owner.session == sid for each in held)
-            waits = sum(each.lock.owner.session == sid for each in queue)
-            found.append(Held(ino, kind, mine, waits))
-        return found
 
 
 def _nothing() -> None:

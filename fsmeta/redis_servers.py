@@ -79,11 +79,6 @@ class Servers:
         self._slot = key_slot(self.prefix) if self.prefix else 0
         self._known: tuple[HostPort, ...] = self._url.hosts  # to be asked, the best first
 
-    @property
-    def fails_over(self) -> bool:
-        """Whether there is more than one server."""
-        return bool(self._url.hosts)
-
     def connection(self) -> ServerConnection:
         """A connection that is not made yet."""
         return ServerConnection(self._find)

@@ -86,7 +86,6 @@ _LOCK: Final = struct.Struct(">BIQQQQ")
 _WAIT: Final = struct.Struct(">BIQQQQQ")  # the same, and the ticket
 assert _LOCK.size == 37
 assert _WAIT.size == 45
-WAIT_BYTES: Final = _WAIT.size
 _V1: Final = 0x10
 
 

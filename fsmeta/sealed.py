@@ -38,11 +38,6 @@ def sealed(ino: Ino) -> Ino:
     return Ino(SEALED_INO + ino)
 
 
-def supplied(ino: Ino) -> Ino:
-    """The number from the volume's supply that is in `ino`."""
-    return Ino(ino - SEALED_INO) if is_sealed(ino) and not is_shelf(ino) else ino
-
-
 def shelf_of(directory: Ino) -> Ino:
     """What lists the snapshots of `directory`."""
     assert directory < SEALED_INO, "there are no snapshots of snapshots"

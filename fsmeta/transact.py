@@ -32,6 +32,7 @@ from fsmeta.errors import (
     Unavailable,
 )
 from fsmeta.runtime import Runtime
+from fsmeta.schema import worker_field
 from fsmeta.store import COMMIT_OPS_MAX, EDITION, Applied, Commit, Store
 from fsmeta.txn import Txn
 
@@ -41,13 +42,6 @@ DEADLINE_S: Final = 30.0  # how long one verb waits for a store that is away bef
 _BACKOFF_FIRST_S: Final = 0.01
 _BACKOFF_MAX_S: Final = 1.0
 _CONFLICTS_BEFORE_BACKOFF: Final = 3  # a conflict means that somebody else succeeded: go on at once
-
-
-class _Worker:
-    """An identity under which one commit at a time is sent, and sent again."""
-
-    def __init__(self, number: int) -> None:
-        self.field = b"w" + number.to_bytes(2, "big")
 
 
 class Counters:
@@ -85,7 +79,8 @@ class Transactor:
         self.on_ended: Callable[[Sequence[bytes]], object] = bool
         self._runtime = runtime
         self._deadline_s = deadline_s
-        self._idle: list[_Worker] = []  # list.append and pop are atomic
+        # workers: identities under which one commit at a time is sent, and sent again
+        self._idle: list[bytes] = []  # append and pop are atomic
         self._workers = first_worker  # guarded by _lock
         # of all workers, and of those beside; `next` is atomic
         self._sequences: Iterator[int] = beside._sequences if beside else count(1)
@@ -168,7 +163,7 @@ class Transactor:
         busy = self.cache.busy.among(txn.reads) if txn.writes else ()
         commit = Commit(
             fence,
-            worker.field,
+            worker,
             number,
             checks,
             txn.empties,
@@ -245,10 +240,10 @@ class Transactor:
             self._runtime.sleep(pause)
             attempt += 1
 
-    def _new_worker(self) -> _Worker:
+    def _new_worker(self) -> bytes:
         with self._lock:
             self._workers += 1
-            return _Worker(self._workers)
+            return worker_field(self._workers)
 
     def drop(self, rows: Iterable[bytes] | None) -> None:
         """Believe nothing of `rows` any more; None: of anything."""

@@ -19,8 +19,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from tools.benchlib import caches, ceph, delay, machine, redis, results, s3
+from tools.benchlib import caches, ceph, delay, disk, machine, redis, results, s3
 from tools.benchlib.checkpoint import checkpoint, markers, writing_back
 from tools.benchlib.profile import SUFFIXES, Profiler
 from tools.benchlib.s3 import S3
@@ -78,6 +79,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--meta", choices=["redis", "sqlite"], default="redis")
     made.add_argument("--repeat", type=int, default=3)
     made.add_argument("--dir", type=Path, help="for store, cache and mounts; /dev/shm or /tmp")
+    made.add_argument(
+        "--disk-mib",
+        type=float,
+        metavar="N",
+        help="caches and plain files on a disk in memory, held to N MiB a second (0: not); root",
+    )
     made.add_argument("--json", type=Path, metavar="OUT", help="write every value there")
     made.add_argument("--profile", type=Path, metavar="DIR", help="py-spy of our mounts")
     made.add_argument("--profile-format", choices=SUFFIXES, default="flamegraph")
@@ -137,6 +144,14 @@ def chosen_directory(arguments: argparse.Namespace) -> Path:
     return MEMORY_STORE if machine.room_bytes(MEMORY_STORE) > needed else DISK_STORE
 
 
+class Places(NamedTuple):
+    """Where things are while all takes turns."""
+
+    workspace: Path
+    bucket: S3 | None  # where data goes, if not into a directory
+    held: Path | None  # a disk of the benchmark's own for what is cached
+
+
 def measure(
     arguments: argparse.Namespace, systems: Sequence[System], workspace: Path
 ) -> results.Results:
@@ -146,6 +161,8 @@ def measure(
     with ExitStack() as stack:
         server = stack.enter_context(redis.running(workspace / "redis.log"))
         bucket = stack.enter_context(_bucket(arguments, workspace))
+        held = stack.enter_context(_disk(arguments, workspace))
+        places = Places(workspace, bucket, held)
         options = Options(
             arguments.threads,
             arguments.count,
@@ -156,7 +173,7 @@ def measure(
             for repeat in range(arguments.repeat):
                 for system in systems:
                     begin = time.monotonic()
-                    _measure_one(arguments, system, workspace, options, workload, bucket, found)
+                    _measure_one(arguments, system, places, options, workload, found)
                     took = f"{time.monotonic() - begin:.0f} s"
                     _note(f"{workload} {repeat + 1}/{arguments.repeat} {system.name}: {took}")
     return found
@@ -177,15 +194,25 @@ def _bucket(arguments: argparse.Namespace, workspace: Path) -> Iterator[S3 | Non
         yield reached
 
 
+@contextmanager
+def _disk(arguments: argparse.Namespace, workspace: Path) -> Iterator[Path | None]:
+    """A disk that is held to a speed, if one was asked for."""
+    if arguments.disk_mib is None:
+        yield None
+        return
+    with disk.held_to(arguments.disk_mib, MEMORY_STORE, workspace / "disk") as made:
+        yield made
+
+
 def _measure_one(
     arguments: argparse.Namespace,
     system: System,
-    workspace: Path,
+    places: Places,
     options: Options,
     workload: str,
-    bucket: S3 | None,
     found: results.Results,
 ) -> None:
+    workspace, bucket, held = places
     database = workspace / f"{system.name}.db"
     if options.redis:
         options.redis.ask("flushdb", db=system.redis_db)
@@ -196,7 +223,7 @@ def _measure_one(
     profiler = None
     if arguments.profile and system.name == SLICEFS.name:
         profiler = Profiler(arguments.profile, workload, arguments.profile_format)
-    with Volume(system, workspace, url, bucket, profiler) as volume:
+    with Volume(system, workspace, url, bucket, profiler, held) as volume:
         for metric in CHOICES[workload](volume, options):
             found.add(workload, system.name, metric)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fsmeta.errors import StoreError, Unavailable
+from fsmeta.redis_requests import ask
 from fsmeta.store import DELETE_ROW, FENCE_FIELD, PUT
 from fsmeta.store_redis import RedisStore
 from fsmeta.transact import Transactor
@@ -249,7 +250,7 @@ def test_news_of_tables_go_no_further(direct: RedisStore, redis_url: str) -> Non
     direct.read([(ROW, b"x")])
     wait_until(direct.vouches)
     for row in (b"T", ROW):
-        direct._ask(direct._main, (b"HGET", row, b"x"))
+        ask(direct._main, (b"HGET", row, b"x"))
     other = RedisStore(redis_url, RUNTIME)
     for row in (b"T", ROW):
         other.commit(change((PUT, row, b"x", b"1")))

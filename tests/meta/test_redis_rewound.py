@@ -253,11 +253,11 @@ def test_an_answer_of_a_lost_connection_is_asked_for_again(past: Past) -> None:
     assert fence is not None
     writes = [(PUT, b"Z", b"sync", b"1")]
     store.commit(change(*writes, fence=fence, sequence=5))
-    store._ask_again(fence, b"w\0\1", (5).to_bytes(8, "big"))
+    store._commits._ask_again(fence, b"w\0\1", (5).to_bytes(8, "big"))
     with pytest.raises(Rewound):
-        store._ask_again(fence, b"w\0\1", (6).to_bytes(8, "big"))
+        store._commits._ask_again(fence, b"w\0\1", (6).to_bytes(8, "big"))
     with pytest.raises(Rewound):
-        store._ask_again(fence, b"w\0\2", (1).to_bytes(8, "big"))
+        store._commits._ask_again(fence, b"w\0\2", (1).to_bytes(8, "big"))
 
 
 def test_ended_sessions_are_remembered_up_to_a_limit(past: Past) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from fsmeta.engine import Meta
 from fsmeta.errors import Ambiguous, ConfigError, Rewound, StoreError
-from fsmeta.store_redis import RedisStore, Wait
+from fsmeta.redis_commit import Wait
+from fsmeta.store_redis import RedisStore
 from fsmeta.transact import Transactor
 from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Dentry

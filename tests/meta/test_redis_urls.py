@@ -13,6 +13,7 @@ import pytest
 
 from fsclient.config import open_store
 from fsmeta.errors import Ambiguous, ConfigError, StoreError, Unavailable
+from fsmeta.redis_requests import ask
 from fsmeta.redis_servers import CONNECT_TIMEOUT_S
 from fsmeta.store import PUT
 from fsmeta.store_redis import RedisStore
@@ -254,7 +255,7 @@ def test_close_ends_a_wait_over_tls(secure: tuple[RedisServer, int, Path]) -> No
 
     def wait() -> None:
         try:
-            store._ask(store._main, (b"BLPOP", b"nothing", b"9"), changes=True)
+            ask(store._main, (b"BLPOP", b"nothing", b"9"), changes=True)
         except StoreError as error:
             errors.append(error)
 

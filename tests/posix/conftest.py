@@ -232,3 +232,14 @@ def twins_of(
 def twins(request: pytest.FixtureRequest, twins_of: Callable[[str], Twins]) -> Twins:
     """The same volume mounted twice, over each engine; kept for the files that come later."""
     return twins_of(request.param)
+
+
+@pytest.fixture
+def root(twins: Twins, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory of a test's own, in which it makes files only."""
+    path = twins.first / str(request.node.originalname)
+    path.mkdir()
+    yield path
+    for name in os.listdir(path):
+        os.remove(path / name)
+    path.rmdir()

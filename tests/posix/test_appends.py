@@ -7,10 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.posix.conftest import Twins
 
@@ -36,16 +33,6 @@ for number in range(count):
 os.close(fd)
 """
 LINES = 150
-
-
-@pytest.fixture
-def root(twins: Twins, request: pytest.FixtureRequest) -> Iterator[Path]:
-    path = twins.first / str(request.node.originalname)
-    path.mkdir()
-    yield path
-    for name in os.listdir(path):
-        os.remove(path / name)
-    path.rmdir()
 
 
 def _there(twins: Twins, path: Path) -> Path:

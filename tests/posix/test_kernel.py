@@ -14,7 +14,6 @@ import stat
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,16 +28,6 @@ FS_IOC_FIEMAP = 0xC020660B  # linux/fiemap.h
 FIRST_NS, LAST_NS = -(1 << 63), (1 << 63) - 1  # what SliceFS can say
 YEAR_1900_S, YEAR_2400_S = -2_208_988_800, 13_569_465_600
 CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0)  # cap_net_bind_service=ep
-
-
-@pytest.fixture
-def root(twins: Twins, request: pytest.FixtureRequest) -> Iterator[Path]:
-    path = twins.first / str(request.node.originalname)
-    path.mkdir()
-    yield path
-    for name in os.listdir(path):
-        os.remove(path / name)
-    path.rmdir()
 
 
 def _times(path: Path | int) -> tuple[int, int]:

@@ -43,16 +43,6 @@ def seek(fd: int, offset: int, whence: int) -> int:
 
 
 @pytest.fixture
-def root(twins: Twins, request: pytest.FixtureRequest) -> Iterator[Path]:
-    path = twins.first / str(request.node.originalname)
-    path.mkdir()
-    yield path
-    for name in os.listdir(path):
-        os.remove(path / name)
-    path.rmdir()
-
-
-@pytest.fixture
 def fd(root: Path) -> Iterator[int]:
     made = os.open(root / "f", os.O_RDWR | os.O_CREAT)
     os.write(made, b"x" * 10_000)

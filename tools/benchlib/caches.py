@@ -49,7 +49,7 @@ VALUES = (KIB, 16 * KIB, 100 * KIB)  # what a tree's page holds several of, and 
 def cache(volume: Volume, options: Options) -> Iterator[Metric]:
     """Small files and a large one: from the disk cache, and in plain files beside it."""
     files, size = options.count_or(2000), options.size_mib * MIB
-    raw = volume.root / "raw"
+    raw = volume.disk / "raw"
     raw.mkdir()
     machine.touch_memory(2 * size)
     for where in (raw, volume.mountpoint):

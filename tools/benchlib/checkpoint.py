@@ -1,11 +1,11 @@
 """Checkpoints to a store that is slow to take them: how long a program waits, and what others see.
 
 `checkpoint`: ten shards and a marker, 192 MiB, with fsync of each file and without. `markers`: 200
-small files and a marker. The same program writes to a plain directory beside the caches, which is
-what waiting could be at best; `rclone copy --transfers 16` of that, in no order, is the same for
-storing. Every system answers from its cache and uploads later. From a second mount the marker must
-not be seen while shards are on their way: how much earlier it was, is the one number of which only
-0 is good.
+small files and a marker. In each turn the same program writes to a plain directory beside the
+caches, too, and to a file system that does nothing (`nothing`): a stall is told in raw disks.
+`rclone copy --transfers 16` of that directory, in no order, is the same for storing. Every system
+answers from its cache and uploads later. From a second mount the marker must not be seen while
+shards are on their way: how much earlier it was, is the one number of which only 0 is good.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tools.benchlib import procs
+from tools.benchlib import machine, nothing, procs
 from tools.benchlib.results import Metric
 from tools.benchlib.systems import JUICEFS, RCLONE, SLICEFS, System
 from tools.benchlib.volume import Volume
@@ -33,7 +33,8 @@ MARKER: Final = "complete"
 STORED_S_MAX: Final = 300.0
 LOOK_S: Final = 0.02
 NOTICE_S: Final = 0.2  # what is seen so much earlier than we notice that all is stored is in order
-TIMES: Final = 3  # in one volume: the first pays for what is done once
+TIMES: Final = 3  # in one volume, each in turn with the raw disk; the table has the median of all
+MEMORY_TIMES: Final = 4  # of a checkpoint: pages of raw files, cache and store, and some to spare
 
 # answers from the cache; rclone waits 5 s before it begins, and looks at a directory every 5 min
 WRITE_BACK: Final = {
@@ -71,28 +72,36 @@ def markers(volume: Volume, options: Options) -> Iterator[Metric]:
 
 
 def _measure(volume: Volume, sizes: Sequence[int], sync: bool, label: str) -> Iterator[Metric]:
-    raw, copies, runs = [], [], []
+    early = []
     with volume.more_mounts(1) as (other,):
         for turn in range(TIMES):
             folder = f"{label}-{turn}".replace(" ", "-")
-            beside = volume.root / f"raw-{folder}"
-            raw.append(write(beside, sizes, sync))
+            beside = volume.disk / f"raw-{folder}"
+            machine.touch_memory(MEMORY_TIMES * sum(sizes))
+            raw = write(beside, sizes, sync)
             copied = volume.copy_beside(beside)
-            if copied is not None:
-                copies.append(copied)
             shutil.rmtree(beside)
-            runs.append(_run(volume, other, folder, sizes, sync))
-    best = min(raw)
-    stall = min(each.stall_s for each in runs)
-    yield Metric(f"{label}: raw disk", best, "s")
-    yield Metric(f"{label}: until the program goes on", stall, "s")
-    yield Metric(f"{label}: the same, in raw disks", stall / best, "×")
-    durable = min(each.durable_s for each in runs)
-    yield Metric(f"{label}: until the store has it", durable, "s")
-    if copies:
-        yield Metric(f"{label}: rclone copy, 16 at a time", min(copies), "s")
-        yield Metric(f"{label}: until the store has it, in copies", durable / min(copies), "×")
-    yield Metric(f"{label}: marker seen too early", max(each.early_s for each in runs), "s early")
+            run = _run(volume, other, folder, sizes, sync)
+            yield Metric(f"{label}: raw disk", raw, "s")
+            yield Metric(f"{label}: until the program goes on", run.stall_s, "s")
+            yield Metric(f"{label}: stall in raw disks", run.stall_s / raw, "×")
+            for way in _ways(volume):
+                with nothing.mounted(volume.root / f"nothing-{way}", way) as mount:
+                    least = write(mount / folder, sizes, sync)
+                yield Metric(f"{label}: nothing, {way}, in raw disks", least / raw, "×")
+            yield Metric(f"{label}: until the store has it", run.durable_s, "s")
+            if copied is not None:
+                yield Metric(f"{label}: rclone copy, 16 at a time", copied, "s")
+                yield Metric(
+                    f"{label}: until the store has it, in copies", run.durable_s / copied, "×"
+                )
+            early.append(run.early_s)
+    yield Metric(f"{label}: marker seen too early", max(early), "s early")
+
+
+def _ways(volume: Volume) -> Sequence[str]:
+    """How a file system that does nothing is measured: beside ours, and only root can mount it."""
+    return nothing.WAYS if volume.system.name == SLICEFS.name and os.geteuid() == 0 else ()
 
 
 def _run(volume: Volume, other: Path, name: str, sizes: Sequence[int], sync: bool) -> Run:

@@ -56,14 +56,18 @@ class Volume:
         meta_url: str,
         s3: S3 | None = None,
         on_mount: OnMount | None = None,
+        disk: Path | None = None,
     ) -> None:
-        """`s3`: where the data goes; None: into a directory."""
+        """`s3`: where the data goes; None: into a directory. `disk`: where caches are, if not in
+        the workspace.
+        """
         self.system = system
         self.meta_url = meta_url
         self.root = workspace / system.name
+        self.disk = (disk or workspace) / system.name  # of the caches, and what is beside them
         self.mountpoint = self.root / "mnt"
         self.store = self.root / "store"
-        self.cache = self.root / "cache"
+        self.cache = self.disk / "cache"
         self._s3 = s3
         self._log = workspace / f"{system.name}.log"
         self._mark = uuid.uuid4().hex
@@ -106,7 +110,7 @@ class Volume:
         try:
             for mount in mounts:
                 mount.mkdir()
-                self._run(self.system.mount, mount, self.root / f"cache-{mount.name}")
+                self._run(self.system.mount, mount, self.disk / f"cache-{mount.name}")
                 if not procs.wait_until(partial(mounted, mount), MOUNT_S_MAX):
                     raise RuntimeError(f"{self.system.name} did not mount; see {self._log}")
             yield mounts
@@ -245,7 +249,8 @@ class Volume:
         if mounted(self.mountpoint):
             _warn(f"{self.mountpoint} is still mounted; {self.root} is left as it is")
             return
-        shutil.rmtree(self.root, ignore_errors=True)
+        for directory in {self.root, self.disk}:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _warn(message: str) -> None:
