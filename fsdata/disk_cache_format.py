@@ -45,7 +45,7 @@ assert _FIXED_BYTES == 24, "the format says 24"
 
 HEAD_BYTES = _FIXED_BYTES + KEY_BYTES_MAX  # read first: enough for the head of any whole object
 EXTENTS_MAX = (RANGES_BASE - HEAD_BYTES) // _EXTENT.size
-assert EXTENTS_MAX >= 64 + 1, "every frame of a block that is not beside another, and the head"
+assert EXTENTS_MAX >= 128 + 1, "every second frame of 16 KiB of a block, and the head"
 
 
 class BadFile(Exception):
