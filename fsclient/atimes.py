@@ -23,7 +23,7 @@ from fsclient.coherence import Coherence
 from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
 from fsmeta.ops.atime import USES_MAX, Use, is_due, touch_atime
-from fsmeta.runtime import Runtime, Thread
+from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.sealed import SEALED_INO
 from fsmeta.types import ROOT_CALLER, Ino
 
@@ -87,7 +87,7 @@ class Atimes:
     def _wake(self) -> None:
         """There is something to be done. The caller holds the lock."""
         if self._thread is None and not self._stopped:
-            self._thread = self._runtime.spawn("atime", self._run)
+            self._thread = spawn_lasting(self._runtime, "atime", self._run)
         self._cond.notify()
 
     def followed(self, ino: Ino) -> None:

@@ -24,7 +24,7 @@ from fsclient.quota_watch import QuotaWatch
 from fsdata.pool import WorkerPool
 from fsmeta.engine import Meta
 from fsmeta.errors import Fenced, Rewound, StoreError
-from fsmeta.runtime import Runtime, Thread
+from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.types import Ino, SessionId, Slice
 
 log = logging.getLogger(__name__)
@@ -115,8 +115,8 @@ class Background:
         """Join the volume and start working."""
         self._confirmed = self._meta.sessions.open(self._info).confirmed
         self._beaten = self._runtime.monotonic()
-        self._heart = self._runtime.spawn("heartbeat", self._beat_loop)
-        self._worker = self._runtime.spawn("background", self._work_loop)
+        self._heart = spawn_lasting(self._runtime, "heartbeat", self._beat_loop)
+        self._worker = spawn_lasting(self._runtime, "background", self._work_loop)
 
     def drain(self, deadline: float) -> None:
         """End the worker; pack what waits, for some seconds; then delete what is dead, if that

@@ -33,7 +33,7 @@ from fsclient.filesystem import Entry, Notifier, Stat
 from fsmeta import schema
 from fsmeta.busy import BELIEVED_S
 from fsmeta.engine import Meta
-from fsmeta.runtime import Runtime, Thread
+from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.types import Attr, Dentry, Ino
 
 LONG_S: Final = 3600.0
@@ -81,7 +81,7 @@ class Coherence:
     def start(self, notifier: Notifier) -> None:
         """There is a kernel to tell from now on."""
         self._notifier = notifier
-        self._thread = self._runtime.spawn("notifier", self._run)
+        self._thread = spawn_lasting(self._runtime, "notifier", self._run)
 
     def stop(self) -> None:
         """End the notifier thread."""

@@ -29,7 +29,7 @@ from fsmeta.engine import Meta
 from fsmeta.engine_locks import Range
 from fsmeta.errors import StoreError
 from fsmeta.ops.lock import Answer, Outcome
-from fsmeta.runtime import Runtime, Thread
+from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.schema_locks import LOCK_END, Kind
 from fsmeta.types import Attr, Ino
 
@@ -171,7 +171,7 @@ class FileLocks:
         """Have the thread look; `_cond` is held."""
         self._news = True
         if self._thread is None and not self._stopped:
-            self._thread = self._runtime.spawn("locks", self._run)
+            self._thread = spawn_lasting(self._runtime, "locks", self._run)
         self._cond.notify_all()
 
     def cancel(self, request: int) -> bool:

@@ -24,7 +24,7 @@ from fsmeta.engine import Meta
 from fsmeta.entry import Entry, Rules, slices_of
 from fsmeta.errors import StoreError, Voided
 from fsmeta.ops import publish
-from fsmeta.runtime import Runtime, Thread
+from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.schema_journal import is_mark, journal_row
 from fsmeta.store import Store
 from fsmeta.store_staged import StagedStore
@@ -84,7 +84,7 @@ class Publisher:
 
     def start(self) -> None:
         """Begin to publish."""
-        self._thread = self._runtime.spawn("publisher", self._work)
+        self._thread = spawn_lasting(self._runtime, "publisher", self._work)
 
     def stop(self) -> None:
         """End behind the entry that is under way."""

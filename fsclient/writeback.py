@@ -36,7 +36,7 @@ from fsmeta.entry import EVERY, VERBS, Entry, Need, Rules, unpack
 from fsmeta.errors import StoreError
 from fsmeta.ops import publish
 from fsmeta.published import Published
-from fsmeta.runtime import Runtime, Thread
+from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.schema_journal import Holder
 from fsmeta.store import Store
 from fsmeta.store_staged import StagedStore
@@ -243,7 +243,7 @@ class WriteBack:
             self._publisher.on_voided = self.packer.voided
             self.objects.begin_packing()
         self._publisher.start()
-        self._syncer = self._runtime.spawn("journal-sync", self._sync_loop)
+        self._syncer = spawn_lasting(self._runtime, "journal-sync", self._sync_loop)
 
     def stop(self) -> bool:
         """Drain in the time there is; what is left stays in the journal. False where it does."""

@@ -21,7 +21,7 @@ from fsdata.disk_cache_disk import Disk, Holding
 from fsdata.disk_cache_format import BadFile, Extents
 from fsdata.disk_cache_health import Health, State
 from fsdata.pool import WorkerPool
-from fsmeta.runtime import Runtime, Thread
+from fsmeta.runtime import Runtime, Thread, spawn_lasting
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Member:
 
     def start(self) -> None:
         """Begin to look after the disk."""
-        self._keeper = self._runtime.spawn(f"cache-keeper-{self._number}", self._keep)
+        self._keeper = spawn_lasting(self._runtime, f"cache-keeper-{self._number}", self._keep)
 
     def close(self) -> None:
         """End the threads; what they have not written yet is not written."""

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from fsdata.budget import Budget
 from fsdata.pool import WorkerPool
-from fsmeta.runtime import Runtime, Thread
+from fsmeta.runtime import Runtime, Thread, spawn_lasting
 
 UPLOAD_THREADS = 4  # a local disk is busy with two; stores that are far are given more, see `Flow`
 IDLE_S = 5.0  # data nobody touched for so long is made durable unasked, as the kernel does
@@ -139,7 +139,7 @@ class UploadPool:
         with self._cond:
             self._dirty[file] = 0.0
             if self._flusher is None and not self._closed:
-                self._flusher = self._runtime.spawn("flusher", self._flush_idle)
+                self._flusher = spawn_lasting(self._runtime, "flusher", self._flush_idle)
             elif self._asleep:
                 self._asleep = False
                 self._cond.notify()

@@ -7,12 +7,18 @@ next by seed, so that a whole run, faults included, follows from one number.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
+
+log = logging.getLogger(__name__)
+
+AGAIN_S: Final = 1.0  # until a thread that nobody can do without begins anew; then twice as long
+AGAIN_MAX_S: Final = 60.0
 
 
 class Lock(Protocol):
@@ -170,3 +176,22 @@ class SystemRuntime:
 
 
 _CONFORMS: Callable[[], Runtime] = SystemRuntime
+
+
+def spawn_lasting(runtime: Runtime, name: str, body: Callable[[], None]) -> Thread:
+    """Start a thread that a mount can't do without; it ends when `body` returns.
+
+    An error that nobody foresaw is logged, and `body` begins anew after a while.
+    """
+
+    def run() -> None:
+        pause_s = AGAIN_S
+        while True:
+            try:
+                return body()
+            except Exception:
+                log.exception("thread %s failed; it begins anew in %.0f s", name, pause_s)
+            runtime.sleep(pause_s)
+            pause_s = min(AGAIN_MAX_S, 2 * pause_s)
+
+    return runtime.spawn(name, run)
