@@ -16,7 +16,7 @@ from fsdata.disk_cache_files import CacheFile, OsFiles
 from fsdata.objects import Buffer
 from fsdata.warming import SHARE, Wanted, Warming
 from fsmeta.errors import ObjectDamaged, ObjectMissing
-from fsmeta.types import SliceId
+from fsmeta.types import FRAME_BYTES, SliceId
 from tests.data.disk_world import BLOCK, MIB, RUNTIME, CacheWorld, cache_files, pattern, wait_for
 
 SMALL = 100 << 10
@@ -88,7 +88,7 @@ def test_what_is_there_in_parts_is_made_whole(world: CacheWorld) -> None:
     copy = warming.where(wanted(1)).copy
     assert copy is not None
     assert not copy.whole
-    assert 64 << 10 <= copy.bytes < 3 * (64 << 10)
+    assert FRAME_BYTES <= copy.bytes < 3 * FRAME_BYTES
     assert warming.to_disk(wanted(1)) is Fill.MADE
     whole = warming.where(wanted(1)).copy
     assert whole == Copy(copy.disk, True, len(world.objects.get(object_key(SliceId(1), 0, BLOCK))))
