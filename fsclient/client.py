@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import sys
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fsclient.background import HEARTBEAT_S, Background
 from fsclient.backup import Backups
@@ -47,6 +47,9 @@ from fsmeta.store import Store
 from fsmeta.store_staged import StagedStore
 from fsmeta.transact import DEADLINE_S
 from fsmeta.types import BLOCK_BYTES_MAX
+
+if TYPE_CHECKING:
+    from fsdata.seal import Sealer
 
 log = logging.getLogger(__name__)
 
@@ -140,16 +143,7 @@ class Client:
         )
         if self.disk_cache is not None:
             self.objects = self.disk_cache
-        self.blocks = BlockStore(
-            runtime,
-            self.objects,
-            self.cache,
-            CODECS[settings.compression],
-            settings.block_bytes,
-            sealer,
-            self.disk_cache,
-            fills=settings.storage != "rados",  # librados' binding makes bytes of its own
-        )
+        self.blocks = self._make_blocks(sealer)
         far = self._far_uploads(settings.storage) if self.blocks.plain else 0
         self._uploads = UploadPool(runtime, self.budget, self._upload_threads, most=far)
         self._prefetch_pool = WorkerPool(runtime, "prefetch", self.options.prefetch_threads)
@@ -170,6 +164,21 @@ class Client:
         self._backup_thread: Thread | None = None
         self._backup_stop = runtime.event()
         self._wire(stack, data)
+
+    def _make_blocks(self, sealer: Sealer | None) -> BlockStore:
+        """The blocks of the volume, through the caches there are."""
+        settings = self.meta.format
+        return BlockStore(
+            self._runtime,
+            self.objects,
+            self.cache,
+            CODECS[settings.compression],
+            settings.block_bytes,
+            sealer,
+            self.disk_cache,
+            fills=settings.storage != "rados",  # librados' binding makes bytes of its own
+            frame_bytes=lambda: self.meta.format.frame_bytes,
+        )
 
     @property
     def _upload_threads(self) -> int:
@@ -231,7 +240,7 @@ class Client:
         if self.writeback is not None:
             below = self.options.pack_below_for(self.meta.format.storage)
             if below:
-                self.writeback.pack(self.meta, data, self.vfs.files, below)
+                self.writeback.pack(self.meta, data, self.vfs.files, self.cache, below)
             self.vfs.io.commits.on_many_slices = ignore_slices  # tidying comes after publication
             self.writeback.on_write = self.background.committed
             self.blocks.let_through = self.writeback.objects.let_through

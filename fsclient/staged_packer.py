@@ -22,6 +22,7 @@ from fsclient.open_files import OpenFiles
 from fsclient.packer import MEMBERS_MIN
 from fsdata.block_names import parse_key
 from fsdata.codec import decode
+from fsdata.mem_cache import MemCache
 from fsdata.obj_staged import StagedObjects
 from fsdata.staged_small import Company
 from fsmeta import schema, schema_slices
@@ -74,9 +75,10 @@ class StagedPacker:
         inner: Store,
         objects: StagedObjects,
         runtime: Runtime,
+        memory: MemCache,
         below: int,
     ) -> None:
-        """Files of at most `below` bytes are small."""
+        """Files of at most `below` bytes are small; most are in `memory` still."""
         self._meta = meta
         self._blocks = data.blocks
         self._epoch = data.epoch
@@ -84,6 +86,7 @@ class StagedPacker:
         self._store = store
         self._inner = inner
         self._objects = objects
+        self._memory = memory
         self._below = min(below, data.blocks.block_bytes // MEMBERS_MIN)
         self._lock = runtime.lock()
         self._reaping = runtime.lock()
@@ -117,15 +120,22 @@ class StagedPacker:
             known = [(key, self._entries[key]) for key in keys if key in self._entries]
         if len(known) < MEMBERS_MIN:
             return ()
-        block = bytearray(sum(self.weigh(key) for key, _ in known))
+        block = self._memory.take_spare() or bytearray(self._blocks.block_bytes)
+        try:
+            return self._pack_into(memoryview(block), known)
+        finally:
+            self._memory.pass_by(block)
+
+    def _pack_into(self, block: memoryview, known: Sequence[tuple[str, Entry]]) -> Collection[str]:
+        """As `pack`, of objects that entries name."""
         found: list[_Member] = []
         off = 0
         for key, entry in known:
             piece: Slice = entry.args[1][0][1]
-            if self._read(key, piece, memoryview(block)[off:]):
+            if self._read(key, piece, block[off : off + piece.length]):
                 found.append(_Member(key, entry, piece, off))
                 off += piece.length
-        return () if len(found) < MEMBERS_MIN else self._pack(found, memoryview(block)[:off])
+        return () if len(found) < MEMBERS_MIN else self._pack(found, block[:off])
 
     def make_room(self) -> None:
         """See `Company`."""
@@ -133,15 +143,17 @@ class StagedPacker:
         self.reap()
 
     def _read(self, key: str, piece: Slice, into: memoryview) -> bool:
-        """Bring what is staged; False where it can't be had: who uploads it alone will say so."""
-        try:
-            data = decode(self._objects.get(key), self._blocks.opener(piece.id, 0))
-        except (ObjectMissing, ObjectDamaged) as error:
-            log.debug("%s is not packed: %s", key, error)
+        """Bring what was written; False where it can't be had: who uploads it alone says so."""
+        written = self._memory.get((piece.id, 0), 0, piece.length)
+        if written is None:
+            try:
+                written = decode(self._objects.get(key), self._blocks.opener(piece.id, 0))
+            except (ObjectMissing, ObjectDamaged) as error:
+                log.debug("%s is not packed: %s", key, error)
+                return False
+        if len(written) != piece.length:
             return False
-        if len(data) != piece.length:
-            return False
-        into[: len(data)] = data
+        into[:] = written
         return True
 
     def _pack(self, found: Sequence[_Member], block: memoryview) -> Collection[str]:
@@ -155,6 +167,7 @@ class StagedPacker:
             if self._store.move(each.entry, Moved(piece, segment)):
                 pack.waiting[each.key] = each.entry
                 self._show(each.entry, schema_slices.pack_slices([each.piece]))
+                self._memory.drop((each.piece.id, 0))  # nobody will read it by that name
         if not pack.waiting:
             self._finish(pack)
         self.packed += len(pack.waiting)

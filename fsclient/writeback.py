@@ -22,6 +22,7 @@ from fsclient.staging_slot import take_slot
 from fsdata import staging_log
 from fsdata.block_names import object_key
 from fsdata.geometry import block_count, block_length
+from fsdata.mem_cache import MemCache
 from fsdata.obj_staged import STAGING_BYTES, StagedObjects
 from fsdata.objects import ObjectStore
 from fsdata.staging_data import Spot, StagingData
@@ -102,10 +103,13 @@ class WriteBack:
         self.on_write = ignore_slices  # slices were published
         self.packer: StagedPacker | None = None
 
-    def pack(self, meta: Meta, data: DataSide, files: OpenFiles, below: int) -> None:
+    def pack(
+        self, meta: Meta, data: DataSide, files: OpenFiles, memory: MemCache, below: int
+    ) -> None:
         """Files of at most `below` bytes are to go to the store together; before `recover`."""
         store, inner, objects = self._store, self._inner, self.objects
-        packer = StagedPacker(meta, data, files, store, inner, objects, self._runtime, below)
+        runtime = self._runtime
+        packer = StagedPacker(meta, data, files, store, inner, objects, runtime, memory, below)
         objects.pack_with(packer, data.blocks.block_bytes)
         store.on_held = packer.held
         packer.on_finished = self._dirty.set
@@ -293,7 +297,8 @@ class WriteBack:
             self._complain(error)
             return False
         self._failed = False
-        self._dirty.set()
+        if not self._dirty.is_set():
+            self._dirty.set()
         return True
 
     def sync(self) -> bool:

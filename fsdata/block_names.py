@@ -27,7 +27,8 @@ def object_key(slice_id: SliceId, block: int, length: int) -> str:
 def parse_key(key: str) -> BlockName | None:
     """The block a key names, or None if it is not a key that `object_key` gives."""
     parts = key.rpartition("/")[2].split("_")
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
+    digits = "".join(parts)
+    if len(parts) != 3 or not all(parts) or not (digits.isascii() and digits.isdigit()):
         return None
     name = BlockName(SliceId(int(parts[0])), int(parts[1]), int(parts[2]))
     return name if object_key(*name) == key else None

@@ -17,25 +17,17 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fsdata.block_copies import Copies
+from fsdata.block_fetch import WHOLE_BYTES, BlockFetch
 from fsdata.block_names import object_key
-from fsdata.codec import (
-    Codec,
-    Opener,
-    decode,
-    decode_payload,
-    encode,
-    head_bytes,
-    head_need,
-    parse_head,
-)
+from fsdata.codec import Codec, Opener, decode, encode
 from fsdata.flights import Flight, join
 from fsdata.geometry import block_count, block_length
 from fsdata.mem_cache import Block, BlockKey, MemCache
 from fsdata.objects import ObjectStore
-from fsdata.ranges import Ranges, Wanted
+from fsdata.ranges import Ranges, Usual, Wanted
 from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError
 from fsmeta.runtime import Runtime
-from fsmeta.types import BLOCK_BYTES_MAX, SliceId
+from fsmeta.types import BLOCK_BYTES_MAX, FRAME_BYTES, SliceId
 
 if TYPE_CHECKING:
     from fsdata.seal import Sealer
@@ -44,7 +36,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-WHOLE_BYTES = 256 << 10  # a block no longer than this costs as much as a range of it
 STEP_BYTES = 512 << 10  # who streams in smaller steps is served faster from memory than from files
 FETCHED_MAX = 4096  # blocks of segments that are remembered as fetched: 200 bytes each
 
@@ -72,9 +63,10 @@ class BlockStore:
         sealer: Sealer | None = None,
         copies: Copies | None = None,
         fills: bool = True,
+        frame_bytes: Callable[[], int] = lambda: FRAME_BYTES,
     ) -> None:
         """`copies`: where some of what `objects` answers comes from; `fills`: it spares a copy to
-        let `objects` fill buffers of ours.
+        let `objects` fill buffers of ours; `frame_bytes`: those of blocks that are put now.
         """
         self._runtime = runtime
         self._objects = objects
@@ -83,14 +75,15 @@ class BlockStore:
         self._codec = codec
         self._sealer = sealer
         self.plain = codec is Codec.NONE and sealer is None  # blocks are stored as they are
-        self._fills = fills and self.plain
         self.block_bytes = block_bytes
+        self._frame_bytes = frame_bytes
         self.let_through: Callable[[str], None] = _nobody  # told of objects that must not be staged
         self.on_range: Callable[[SliceId, int, int], None] = _ignore_range  # id, size, block
         self._lock = runtime.lock()
         self._flights: dict[BlockKey, Flight] = {}  # guarded by _lock, as all below
         self._fetched: OrderedDict[BlockKey, None] = OrderedDict()  # see `read_packed`
         self._damaged = self._missing = self._whole = self._repeated = 0
+        usual = Usual(frame_bytes())
         self._ranges = Ranges(
             runtime,
             objects,
@@ -98,7 +91,9 @@ class BlockStore:
             as_is=codec is Codec.NONE,
             sealed=sealer is not None,
             alone=copies is None,
+            usual=usual,
         )
+        self._wholes = BlockFetch(objects, cache, block_bytes, self.plain, fills, usual)
 
     def stats(self) -> BlockStats:
         """What was fetched, and what was found bad."""
@@ -125,7 +120,7 @@ class BlockStore:
         lock = None if self._sealer is None else self._sealer.fresh(slice_id, block)
         if rewritten:
             self.let_through(key)
-        self._objects.put(key, encode((buffer,), self._codec, lock))
+        self._objects.put(key, encode((buffer,), self._codec, lock, self._frame_bytes()))
         if reserved:
             self._cache.put_behind((slice_id, block), buffer)
 
@@ -141,10 +136,12 @@ class BlockStore:
         begin: int,
         end: int,
         whole: bool = False,
+        more: int = 0,
     ) -> memoryview:
         """Bytes `begin..end` of a block of a slice of `size` bytes.
 
-        `whole`: the rest of the block will be wanted, so fetch all of it.
+        `whole`: the rest of the block will be wanted, so fetch all of it; `more`: so many bytes
+        behind `end` will be, so fetch them as well, where the block is not fetched whole.
         Raises: ObjectMissing, ObjectDamaged, Unavailable.
         """
         key = (slice_id, block)
@@ -152,7 +149,7 @@ class BlockStore:
         length = block_length(size, block, self.block_bytes)
         if view is None:
             assert 0 <= begin <= end <= length, (slice_id, size, block, begin, end)
-            found = self._in_part(key, size, length, begin, end, whole)
+            found = self._in_part(key, size, length, begin, end, whole, more)
             if found is not None:
                 return found
             # What one read takes as a whole the kernel's page cache has from then on.
@@ -162,7 +159,7 @@ class BlockStore:
         return view
 
     def _in_part(
-        self, key: BlockKey, size: int, length: int, begin: int, end: int, whole: bool
+        self, key: BlockKey, size: int, length: int, begin: int, end: int, whole: bool, more: int
     ) -> memoryview | None:
         """A range by itself, looked for once in each place; None where the block is to be had."""
         if length <= WHOLE_BYTES:
@@ -170,7 +167,7 @@ class BlockStore:
         if not whole and 2 * (end - begin) < length:
             found = self._cache.get_piece(key, begin, end)
             if found is None:
-                found = self._read_range(key, length, begin, end)
+                found = self._read_range(key, length, begin, end, more)
                 if found is not None:
                     self.on_range(key[0], size, key[1])
             if found is not None:
@@ -276,7 +273,7 @@ class BlockStore:
         if length <= WHOLE_BYTES or 2 * (end - begin) >= length:
             self.fetch(slice_id, size, block, wanted)
         elif wanted() and self._keeps(object_key(*key, length)) and not self._cache.has(key):
-            self._read_range(key, length, begin, end)
+            self._read_range(key, length, begin, end, 0)
 
     def _fetch(self, key: BlockKey, length: int, keep: bool) -> memoryview:
         """A whole block, fetched by one thread at a time; with `keep` it is cached."""
@@ -320,48 +317,15 @@ class BlockStore:
     def _fetch_now(self, key: BlockKey, length: int) -> Block:
         """A whole block from the store, verified."""
         name = object_key(*key, length)
-        block = self._judged(name, partial(self._fetch_block, name, key, length))
+        fetch = partial(self._wholes.fetch, name, length, self.opener(*key))
+        block = self._judged(name, fetch)
         with self._lock:
             self._whole += 1
         return block
 
-    def _fetch_block(self, name: str, key: BlockKey, length: int) -> Block:
-        """A whole block, fetched now. Raises: ObjectDamaged."""
-        if length == self.block_bytes and self._fills:
-            block = self._fetch_into(name, length)
-        elif length == self.block_bytes and not self.plain:
-            block = self._fetch_units(name, key, length)
-        else:
-            block = decode(self._objects.get(name), self.opener(*key))
-        if len(block) != length:
-            raise ObjectDamaged(f"block of {len(block)} bytes instead of {length}")
-        return block
-
-    def _fetch_units(self, name: str, key: BlockKey, length: int) -> Block:
-        """A full-size block that is packed or sealed, made in a buffer that can be used again."""
-        data = self._objects.get(name)
-        head = parse_head(data)
-        if head.raw_bytes != length:
-            raise ObjectDamaged(f"block of {head.raw_bytes} bytes instead of {length}")
-        payload = memoryview(data)[head.size :]
-        buffer = self._cache.take_spare() or bytearray(length)
-        with memoryview(buffer) as into:
-            made = decode_payload(head, payload, self.opener(*key), into)
-            return buffer if made.obj is buffer else made
-
-    def _fetch_into(self, name: str, length: int) -> Block:
-        """A full-size block, read straight into a buffer that can be used again later."""
-        front = bytearray(head_bytes(length))
-        buffer = self._cache.take_spare() or bytearray(length)
-        with memoryview(front) as head_view, memoryview(buffer) as view:
-            got = self._objects.get_into(name, (head_view, view))
-            head = None if head_need(head_view[:got]) else parse_head(head_view[:got])
-            if head is not None and head.stored_bytes == length:
-                decode_payload(head, view[: max(0, got - len(front))])
-                return buffer
-        return decode((front + buffer)[:got])  # compressed, though new blocks are not
-
-    def _read_range(self, key: BlockKey, length: int, begin: int, end: int) -> memoryview | None:
+    def _read_range(
+        self, key: BlockKey, length: int, begin: int, end: int, more: int
+    ) -> memoryview | None:
         """A verified range; None where the whole block is the better (or only) thing to fetch."""
         name = object_key(*key, length)
         with self._lock:
@@ -369,7 +333,7 @@ class BlockStore:
         flies = flight is not None and not flight.aside
         if flies or (2 * self._ranges.read_of(key) >= length and not self._keeps(name)):
             return None
-        return self._part(name, key, length, begin, end)
+        return self._part(name, key, length, begin, end, more)
 
     def _here(self, key: BlockKey, length: int, begin: int, end: int) -> memoryview | None:
         """A verified range of a block that is on a cache disk, if the kernel has its pages: then it
@@ -377,14 +341,14 @@ class BlockStore:
         """
         if self._copies is None:
             return None
-        wanted = Wanted(object_key(*key, length), key, length, begin, end)
+        wanted = Wanted(object_key(*key, length), key, length, begin, end, end)
         return self._ranges.fetch_here(wanted, self.opener(*key), self._copies)
 
     def _part(
-        self, name: str, key: BlockKey, length: int, begin: int, end: int
+        self, name: str, key: BlockKey, length: int, begin: int, end: int, more: int = 0
     ) -> memoryview | None:
         """A verified range from the store; None where it can't be had by itself."""
-        wanted = Wanted(name, key, length, begin, end)
+        wanted = Wanted(name, key, length, begin, end, min(length, end + more))
         return self._judged(name, partial(self._ranges.fetch, wanted, self.opener(*key)))
 
     def _keeps(self, name: str) -> bool:

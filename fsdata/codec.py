@@ -1,20 +1,21 @@
 """The format of one object: a head with checksums, then the payload.
 
-This is version 1, which new blocks have that are stored as they are; `units` has version 2, for
+These are versions 1 and 3, of blocks that are stored as they are; `units` has version 2, for
 blocks that are compressed or encrypted. All integers are little-endian.
 
     offset  size  field
     0       4     magic "SFSB"
-    4       1     version, 1
-    5       1     codec of the payload: 0 none, 1 lz4 block, 2 zstd frame
+    4       1     version, 1 or 3
+    5       1     codec of the payload: 0 none, 1 lz4 block, 2 zstd frame; version 3: 0
     6       1     flags, 0
-    7       1     log2 of the CRC frame, 16
+    7       1     log2 of the frame: 16; version 3: 12 to 15
     8       4     raw bytes: the length of the block
     12      4     stored bytes: the length of the payload as stored
     16      4     CRC-32C of bytes 0..16 and of the table
-    20      4·n   table: CRC-32C of each 64 KiB frame of the stored payload; n = ⌈stored / 64 KiB⌉
+    20      4·n   table: a CRC-32C for each frame of the stored payload; n = ⌈stored / frame⌉
     20+4·n  …     payload, to the end of the object
 
+In version 1 a CRC is of its frame, in version 3 of all up to the frame's end: `frames` says why.
 The checksums are of the stored bytes, so a copy is verified without decompressing it, and a range
 of an uncompressed object is verified with its head alone. Anything off is `ObjectDamaged`.
 Pure functions: any thread may call them.
@@ -23,14 +24,20 @@ Pure functions: any thread may call them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import lz4.block
 import zstandard
 from crc32c import crc32c
 
+from fsdata.frames import (
+    is_right_running,
+    is_right_single,
+    running_table,
+    single_table,
+    table_bytes,
+)
 from fsdata.units import (
     FIXED,
     MAGIC,
@@ -49,17 +56,20 @@ from fsdata.units import (
     units_head_need,
 )
 from fsmeta.errors import ObjectDamaged
+from fsmeta.types import FRAME_BYTES_MAX, FRAME_BYTES_MIN
 
 __all__ = ["Buffer", "Cipher", "Codec", "Opener", "UnitHead"]
 
-VERSION = 1
-FRAME_LOG2 = 16
-FRAME_BYTES = 1 << FRAME_LOG2  # 3 µs of CRC: fine enough for small ranges, 0.006 % of overhead
+SINGLE_VERSION: Final = 1
+RUNNING_VERSION: Final = 3
+SINGLE_LOG2: Final = 16  # of the frames of version 1
+_LOG2_MIN: Final = FRAME_BYTES_MIN.bit_length() - 1
 
 _CRC = Struct("<I")
 _FIXED_BYTES = FIXED.size + _CRC.size
 assert _FIXED_BYTES == 20, "the format says 20"
-assert FRAME_BYTES == UNIT_BYTES, "so ranges of both versions are the same"
+assert FRAME_BYTES_MAX == 1 << SINGLE_LOG2, "frames of that size are version 1"
+assert UNIT_BYTES % FRAME_BYTES_MAX == 0, "so a range of units is one of frames"
 
 
 class Head(NamedTuple):
@@ -69,6 +79,8 @@ class Head(NamedTuple):
     raw_bytes: int
     stored_bytes: int
     crcs: bytes
+    version: int
+    log2: int
 
     @property
     def size(self) -> int:
@@ -79,23 +91,25 @@ class Head(NamedTuple):
         """For bytes `begin..end` of the block: the first byte and the range of the payload."""
         if self.codec is not Codec.NONE:
             return 0, 0, self.stored_bytes
-        first, last = frame_range(begin, end, self.stored_bytes)
+        first, last = frame_range(begin, end, self.stored_bytes, 1 << self.log2)
         return first, first, last
 
 
-def head_bytes(stored_bytes: int) -> int:
-    """Bytes before a payload of `stored_bytes`."""
-    return _FIXED_BYTES + _CRC.size * -(-stored_bytes >> FRAME_LOG2)
+def head_bytes(stored_bytes: int, frame_bytes: int = FRAME_BYTES_MAX) -> int:
+    """Bytes before a payload of `stored_bytes` in frames of `frame_bytes`."""
+    return _FIXED_BYTES + table_bytes(stored_bytes, frame_bytes.bit_length() - 1)
 
 
 def encode(
     pieces: Sequence[Buffer],
     codec: Codec = Codec.NONE,
     lock: tuple[bytes, Cipher] | None = None,
+    frame_bytes: int = FRAME_BYTES_MAX,
 ) -> list[Buffer]:
     """The object that holds `pieces`, as buffers; a payload stored as it is is not copied.
 
-    `lock`: salt and cipher of a block that is to be encrypted.
+    `lock`: salt and cipher of a block that is to be encrypted; `frame_bytes`: of one that is
+    stored as it is.
     """
     raw = sum(map(len, pieces))
     assert 0 < raw <= PAYLOAD_BYTES_MAX, raw
@@ -103,16 +117,23 @@ def encode(
         units = encode_units(pieces, codec, lock)
         if units is not None:
             return units
-    table = _table(pieces)
-    fixed = FIXED.pack(MAGIC, VERSION, Codec.NONE, 0, FRAME_LOG2, raw, raw)
+    log2 = frame_bytes.bit_length() - 1
+    version, make_table = RUNNING_VERSION, running_table
+    if log2 == SINGLE_LOG2:
+        version, make_table = SINGLE_VERSION, single_table
+    table = make_table(pieces, log2)
+    fixed = FIXED.pack(MAGIC, version, Codec.NONE, 0, log2, raw, raw)
     return [fixed + _CRC.pack(crc32c(table, crc32c(fixed))) + table, *pieces]
 
 
 def head_need(front: Buffer) -> int:
-    """Bytes of the head that `front` begins, as far as that can be told."""
-    if len(front) < _FIXED_BYTES or front[4] != UNITS_VERSION:
+    """Bytes of the head that `front` begins; 0 where that can't be told."""
+    if len(front) < _FIXED_BYTES:
         return 0
-    return units_head_need(front)
+    if front[4] == UNITS_VERSION:
+        return units_head_need(front)
+    stored = int(FIXED.unpack_from(front)[6])
+    return _FIXED_BYTES + table_bytes(min(stored, PAYLOAD_BYTES_MAX), max(_LOG2_MIN, front[7]))
 
 
 def parse_head(data: Buffer) -> Head | UnitHead:
@@ -125,13 +146,13 @@ def parse_head(data: Buffer) -> Head | UnitHead:
     magic, version, codec, flags, log2, raw, stored = FIXED.unpack_from(data)
     if magic == MAGIC and version == UNITS_VERSION:
         return parse_units_head(data)
-    if magic != MAGIC or version != VERSION:
+    if magic != MAGIC or version not in (SINGLE_VERSION, RUNNING_VERSION):
         raise ObjectDamaged(f"magic {magic!r} version {version} is not a SliceFS object")
-    if flags != 0 or log2 != FRAME_LOG2 or codec > Codec.ZSTD:
+    if flags != 0 or not _may_be(version, codec, log2):
         raise ObjectDamaged(f"unknown codec {codec}, flags {flags} or frame 2^{log2}")
     if not 0 < stored <= raw <= PAYLOAD_BYTES_MAX or (codec == Codec.NONE and stored != raw):
         raise ObjectDamaged(f"lengths raw {raw} stored {stored} can't be")
-    size = head_bytes(stored)
+    size = head_need(data)
     if len(data) < size:
         raise ObjectDamaged(f"object of {len(data)} bytes ends within its head of {size}")
     (crc,) = _CRC.unpack_from(data, FIXED.size)
@@ -139,7 +160,14 @@ def parse_head(data: Buffer) -> Head | UnitHead:
     table = bytes(view[_FIXED_BYTES:size])
     if crc32c(table, crc32c(view[: FIXED.size])) != crc:
         raise ObjectDamaged("the head's CRC is wrong")
-    return Head(Codec(codec), raw, stored, table)
+    return Head(Codec(codec), raw, stored, table, version, log2)
+
+
+def _may_be(version: int, codec: int, log2: int) -> bool:
+    """Whether objects of that version have that codec and such frames."""
+    if version == SINGLE_VERSION:
+        return codec <= Codec.ZSTD and log2 == SINGLE_LOG2
+    return codec == Codec.NONE and _LOG2_MIN <= log2 < SINGLE_LOG2
 
 
 def decode(data: Buffer, opener: Opener | None = None) -> memoryview:
@@ -179,14 +207,20 @@ def decode_payload(
         raise ObjectDamaged(f"payload of {len(payload)} bytes instead of {head.stored_bytes}")
     if isinstance(head, UnitHead) or opener is not None:
         return open_units(_sealed(head, opener), 0, payload, opener, into)
-    if _table((payload,)) != head.crcs:
+    if not _is_right(head, 0, payload):
         raise ObjectDamaged("a frame's CRC is wrong")
     return payload if head.codec is Codec.NONE else memoryview(_decompress(head, payload))
 
 
-def frame_range(begin: int, end: int, stored_bytes: int) -> tuple[int, int]:
+def _is_right(head: Head, begin: int, view: memoryview) -> bool:
+    """Whether `view`, of whole frames, is the payload from `begin` on."""
+    judge = is_right_single if head.version == SINGLE_VERSION else is_right_running
+    return judge(head.crcs, head.log2, begin, view)
+
+
+def frame_range(begin: int, end: int, stored_bytes: int, frame_bytes: int) -> tuple[int, int]:
     """`begin..end` widened to whole frames."""
-    return begin & -FRAME_BYTES, min(stored_bytes, -(-end // FRAME_BYTES) * FRAME_BYTES)
+    return begin & -frame_bytes, min(stored_bytes, -(-end // frame_bytes) * frame_bytes)
 
 
 def decode_range(
@@ -196,14 +230,12 @@ def decode_range(
 
     `begin` and what is in `payload` come from the head's `span`. Raises: ObjectDamaged.
     """
-    assert begin % FRAME_BYTES == 0, begin
     view = memoryview(payload)
     if isinstance(head, UnitHead) or opener is not None:
         return open_units(_sealed(head, opener), begin, view, opener)
+    assert begin % (1 << head.log2) == 0, begin
     assert head.codec is Codec.NONE, "ranges of payloads compressed as one can't be read"
-    table = _table((view,))
-    at = (begin >> FRAME_LOG2) * _CRC.size
-    if table != head.crcs[at : at + len(table)]:
+    if not _is_right(head, begin, view):
         raise ObjectDamaged(f"a frame's CRC is wrong in the range from {begin}")
     return view
 
@@ -216,43 +248,6 @@ def _sealed(head: Head | UnitHead, opener: Opener | None) -> UnitHead:
     if isinstance(head, UnitHead) and (opener is None or head.salt):
         return head
     raise ObjectDamaged("it is not encrypted, and the volume is")
-
-
-def _table(pieces: Sequence[Buffer]) -> bytes:
-    """One CRC a frame of the concatenated pieces."""
-    if len(pieces) == 1:
-        view = memoryview(pieces[0])
-        # Holding the GIL for 3 µs costs less than handing it over twice for every frame.
-        crcs = [
-            crc32c(view[at : at + FRAME_BYTES], 0, gil_release_mode=0)
-            for at in range(0, len(view), FRAME_BYTES)
-        ]
-        return _words(len(crcs)).pack(*crcs)
-    return _table_of_many(pieces)
-
-
-def _table_of_many(pieces: Sequence[Buffer]) -> bytes:
-    """`_table` where frames may span pieces."""
-    crcs: list[int] = []
-    crc, room = 0, FRAME_BYTES
-    for piece in pieces:
-        view = memoryview(piece)
-        while len(view):
-            part = view[:room]
-            crc = crc32c(part, crc, gil_release_mode=0)
-            room -= len(part)
-            view = view[len(part) :]
-            if room == 0:
-                crcs.append(crc)
-                crc, room = 0, FRAME_BYTES
-    if room < FRAME_BYTES:
-        crcs.append(crc)
-    return _words(len(crcs)).pack(*crcs)
-
-
-@cache
-def _words(count: int) -> Struct:
-    return Struct(f"<{count}I")
 
 
 def _decompress(head: Head, payload: memoryview) -> bytes:

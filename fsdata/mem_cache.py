@@ -19,9 +19,8 @@ from collections.abc import Sized
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from fsdata.budget import Budget
-from fsdata.units import UNIT_BYTES
 from fsmeta.runtime import Runtime
-from fsmeta.types import BLOCK_BYTES_MAX, SliceId
+from fsmeta.types import BLOCK_BYTES_MAX, FRAME_BYTES, SliceId
 
 Block: TypeAlias = bytes | bytearray | memoryview
 BlockKey: TypeAlias = tuple[SliceId, int]
@@ -34,7 +33,7 @@ V = TypeVar("V", bound=Sized)
 SPARES_MAX = 4  # buffers kept for reuse: one for each block that is filled or fetched at a time
 SPARES_SHARE = 16  # and no more than 1/16 of the budget
 BEHIND_BYTES_MAX = 32 << 20  # blocks behind: a few full ones for each of a few streams
-PIECE_BYTES = UNIT_BYTES  # no piece goes beyond a multiple of it
+PIECE_BYTES = FRAME_BYTES  # no piece goes beyond a multiple of it
 PIECES_BYTES_MAX = 32 << 20  # pieces: those of a few hundred records that are being read
 PIECES_SHARE = 8  # and no more than 1/8 of the budget
 SMALL_SHARE = 4  # blocks that small files were written to may take 1/4 of the budget until packed

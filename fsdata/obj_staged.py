@@ -9,7 +9,8 @@ Small objects are uploaded many at a time, large ones as few as `streams` says: 
 bounded in bytes. With a `Company` small ones wait for each other, and it stores many as one object:
 then they stay on the disk until whoever published them says `release`.
 
-Threading: any method from any thread; `_cond` is not held while disk or store work.
+Threading: any method from any thread; the lock, which is that of `_cond` and of `_jobs`, is not
+held while disk or store work.
 """
 
 from __future__ import annotations
@@ -17,21 +18,20 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from math import inf
 from typing import Final
 
 from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range, fill
+from fsdata.staged_jobs import Jobs
 from fsdata.staged_small import Alone, Company, SmallObjects
 from fsdata.staging_data import SPARE_BYTES_MAX, Spot, Staged, StagingData
 from fsmeta.errors import ObjectDamaged, StoreError, Unavailable
-from fsmeta.runtime import Runtime, Thread
+from fsmeta.runtime import Runtime
 from fsmeta.types import BLOCK_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
 STAGING_BYTES: Final = 10 << 30  # the default of `--staging-size`
 STAGING_BYTES_MIN: Final = 64 << 20  # an object of the largest size, or a few that fly
-THREADS: Final = 16  # uploads of small objects at a time
 ROOM_S_MAX: Final = 120.0  # for room on the staging disk, as long as a writer waits for memory
 _PAUSE_FIRST_S: Final = 0.5
 _PAUSE_MAX_S: Final = 10.0  # between uploads while the store is away
@@ -53,20 +53,15 @@ class StagedObjects:
         self._data = data
         self._limit = limit
         data.spare_bytes = min(SPARE_BYTES_MAX, limit // 4)
-        self._flight_max = streams * BLOCK_BYTES_MAX
-        self._cond = runtime.condition()
+        lock = runtime.lock()
+        self._cond = runtime.condition(lock)
         self._staged: OrderedDict[str, Staged] = OrderedDict()  # guarded by _cond, as all below
-        self._queue: OrderedDict[str, None] = OrderedDict()  # those that nobody uploads yet
+        flight_max = streams * BLOCK_BYTES_MAX
+        self._jobs = Jobs(runtime, lock, self._staged, flight_max, self._work)
         self._company: Company = Alone()
-        self._small = SmallObjects(runtime.monotonic, self._company.weigh, 0, wait=False)
-        self._timed = False  # a thread waits for the moment at which small ones are due
         self._direct: set[str] = set()  # not guarded: each key is of one thread
         self._lost: set[str] = set()  # damaged on the disk before they were uploaded
-        self._threads: list[Thread] = []
-        self._idle = 0
-        self._flying = 0  # bytes
         self._failures = 0  # uploads that failed in a row
-        self._closed = False
         self._away = False  # the store does not answer: said once
         self._disk_failed = False
         self.through = 0  # objects that were put into the store at once
@@ -76,20 +71,18 @@ class StagedObjects:
     def pack_with(self, company: Company, room: int) -> None:
         """Small objects go together, at most `room` bytes at a time; from `begin_packing` on."""
         self._company = company
-        self._small = SmallObjects(self._runtime.monotonic, company.weigh, room, wait=True)
+        self._jobs.small = SmallObjects(self._runtime.monotonic, company.weigh, room, wait=True)
 
     def begin_packing(self) -> None:
         """Who packs knows of everything that was taken up."""
         with self._cond:
-            self._small.begin()
-            self._cond.notify_all()
+            self._jobs.begin()
 
     def hurry(self) -> None:
         """Somebody waits for the store: what is here does not wait for company."""
-        if self._small:
+        if self._jobs.small:
             with self._cond:
-                self._small.hurry()
-                self._cond.notify_all()
+                self._jobs.hurry()
 
     # --- what the publisher asks -----------------------------------------------------------------
 
@@ -117,7 +110,7 @@ class StagedObjects:
             staged = self._staged.get(key)
             if staged is not None:
                 staged.packed = False
-                self._line_up(key)
+                self._jobs.add(key)
 
     def is_lost(self, key: str) -> bool:
         """Whether an object was damaged on the disk, and is in the store neither."""
@@ -204,19 +197,7 @@ class StagedObjects:
     def _enter(self, key: str, spot: Spot) -> None:
         """An object is on the disk. The caller holds the lock."""
         self._staged[key] = Staged(spot)
-        self._line_up(key)
-
-    def _line_up(self, key: str) -> None:
-        """An object is to be uploaded. The caller holds the lock."""
-        if not self._small.add(key):
-            self._queue[key] = None
-        elif self._timed and not self._small.is_full:
-            return
-        if self._idle:
-            self._cond.notify_all()
-        elif len(self._threads) < THREADS and not self._closed:
-            name = f"stage-{len(self._threads)}"
-            self._threads.append(self._runtime.spawn(name, self._work))
+        self._jobs.add(key)
 
     def _put_through(self, key: str, pieces: Sequence[Buffer], forced: int = 1) -> None:
         self._inner.put(key, pieces)
@@ -233,7 +214,7 @@ class StagedObjects:
                 if not self._staged:
                     return self._data.used() + size <= self._limit
                 left = deadline - self._runtime.monotonic()
-                if left <= 0 or self._closed:
+                if left <= 0 or self._jobs.closed:
                     raise Unavailable("the staging disk is full: the object store is too slow")
                 self._cond.wait(min(left, 1.0))  # segments go a moment after their objects
         return True
@@ -288,8 +269,7 @@ class StagedObjects:
                 staged.dropped = True
                 if staged.busy:
                     return False  # whoever uploads it removes it
-                self._queue.pop(key, None)
-                self._small.discard(key)
+                self._jobs.discard(key)
                 del self._staged[key]
         if staged is not None:
             self._data.release(staged.spot.segment)
@@ -312,7 +292,7 @@ class StagedObjects:
         self.hurry()
         with self._cond:
             while not all(map(self.is_stored, wanted)):
-                if self._closed:
+                if self._jobs.closed:
                     raise Unavailable("the client leaves before the store has it")
                 self._cond.wait()
         self._inner.sync(wanted)
@@ -328,66 +308,23 @@ class StagedObjects:
     def end_uploads(self) -> None:
         """What is not uploaded stays on the disk: no upload begins, none is offered again."""
         with self._cond:
-            self._closed = True
+            self._jobs.end()
             self._cond.notify_all()
 
     def close(self) -> None:
         """End the threads, too."""
         self.end_uploads()  # so none is added
-        for thread in self._threads:
-            thread.join()
+        self._jobs.join()
         self._inner.close()
 
     # --- uploading -------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (job := self._next()) is not None:
+        while (job := self._jobs.next()) is not None:
             if isinstance(job, str):
                 self._upload(job)
             else:
                 self._pack(job)
-
-    def _next(self) -> str | dict[str, float] | None:
-        """The oldest object that may be uploaded now, or small ones together; None at the end."""
-        with self._cond:
-            while not self._closed:
-                job = self._pick()
-                if not job:
-                    self._rest()
-                    continue
-                for key in [job] if isinstance(job, str) else job:
-                    self._staged[key].busy = True
-                    self._flying += self._staged[key].weight
-                if self._small and self._idle and not self._timed:
-                    self._cond.notify_all()  # one of them is to wait for the rest
-                return job
-            return None
-
-    def _pick(self) -> str | dict[str, float] | None:
-        """As `_next`, None where it has to wait. The caller holds the lock."""
-        large, small = next(iter(self._queue), None), self._small.first()
-        staged = self._staged
-        if small is not None and (large is None or staged[small].spot < staged[large].spot):
-            return self._small.take() if self._may_fly(BLOCK_BYTES_MAX) else None
-        if large is None or not self._may_fly(staged[large].weight):
-            return None
-        del self._queue[large]
-        return large
-
-    def _rest(self) -> None:
-        """Wait for something to upload. The caller holds the lock."""
-        left: float | None = None
-        if not self._timed and self._small.due() < inf:
-            left = max(0.0, self._small.due() - self._runtime.monotonic()) or None
-        self._timed = self._timed or left is not None  # else: what is due waits for what flies
-        self._idle += 1
-        self._cond.wait(left)
-        self._idle -= 1
-        if left is not None:
-            self._timed = False
-
-    def _may_fly(self, size: int) -> bool:
-        return not self._flying or self._flying + size <= self._flight_max
 
     def _upload(self, key: str) -> None:
         staged = self._staged[key]
@@ -411,17 +348,15 @@ class StagedObjects:
     def _settle(self, key: str, staged: Staged, error: Exception | None, lost: bool) -> bool:
         """An upload has ended; whether the object is to be offered again."""
         with self._cond:
-            self._flying -= staged.weight
-            staged.busy = False
             again = error is not None and not staged.dropped
             if again:
-                self._queue[key] = None
-                self._queue.move_to_end(key, last=False)
+                self._jobs.put_back(key)
             else:
                 del self._staged[key]
                 if lost and not staged.dropped:
                     self._lost.add(key)
             self._failures = 0 if error is None else self._failures + 1
+            self._jobs.landed(staged)
             self._cond.notify_all()
             return again
 
@@ -444,18 +379,16 @@ class StagedObjects:
         """As `_settle`, of small objects together; where those were that nobody wants any more."""
         gone = []
         with self._cond:
-            for key in reversed(group):
-                staged = self._staged[key]
-                self._flying -= staged.weight
-                staged.busy = False
+            ended = [self._staged[key] for key in group]
+            for key, staged in zip(reversed(group), reversed(ended), strict=True):
                 if staged.dropped:
                     gone.append(self._staged.pop(key).spot)
                 elif key in packed:
                     staged.packed = True
-                elif not self._small.add(key, group[key] if error is None else None):
-                    self._queue[key] = None
-                    self._queue.move_to_end(key, last=False)
+                else:
+                    self._jobs.wait_again(key, group[key] if error is None else None)
             self._failures = 0 if error is None else self._failures + 1
+            self._jobs.landed(*ended)
             self._cond.notify_all()
         return gone
 
@@ -485,13 +418,13 @@ class StagedObjects:
 
     def _pause(self, error: Exception) -> None:
         """The store did not take an object: it is offered again, after a while."""
-        if not self._away and not self._closed:
+        if not self._away and not self._jobs.closed:
             self._away = True
             log.warning("uploads wait for the object store: %s", error)
         pause = min(_PAUSE_MAX_S, _PAUSE_FIRST_S * float(1 << min(self._failures, 10)))
         deadline = self._runtime.monotonic() + pause
         with self._cond:
-            while not self._closed and (left := deadline - self._runtime.monotonic()) > 0:
+            while not self._jobs.closed and (left := deadline - self._runtime.monotonic()) > 0:
                 self._cond.wait(left)
 
 

@@ -8,7 +8,7 @@ The caller's `slices(chunk)` must take the writer's `pending` *before* it looks 
 slices. A slice committed in between is then listed twice, which is harmless; the other way round it
 could be missed.
 
-Threading: one lock for the window and the last view; not held across store I/O.
+Threading: one lock for the window, the runs and the last view; not held across store I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import TypeAlias
 
 from fsdata.blocks import BlockStore
 from fsdata.geometry import block_ranges, chunk_ranges
-from fsdata.prefetch import Prefetcher, Ticket, Window
+from fsdata.prefetch import Prefetcher
+from fsdata.runs import Runs
+from fsdata.window import Ticket, Window
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import Runtime
 from fsmeta.slices import Segment, resolve
@@ -56,6 +58,7 @@ class FileReader:
         self._prefetcher = prefetcher
         self._lock = runtime.lock()
         self._window = Window()  # guarded by _lock
+        self._runs = Runs(blocks.block_bytes)  # guarded by _lock
         self._seen: tuple[Slice, ...] = ()  # guarded by _lock, as is _view
         self._view: list[Segment] = []  # of _seen
 
@@ -69,13 +72,14 @@ class FileReader:
             return []
         with self._lock:
             sequential = self._window.note(offset, size, length)
+            more = self._runs.note(offset, size)
             ahead = self._window.advance(length) if self._prefetcher else []
             ticket, strided = self._window.ticket, self._window.is_strided
         for begin, end in ahead:
             self._read_ahead(begin, end, ticket, strided)
         out: list[Buffer] = []
         for chunk, pos, part in chunk_ranges(offset, size):
-            out += self._read_chunk(chunk, pos, part, sequential)
+            out += self._read_chunk(chunk, pos, part, sequential, more)
         return out
 
     def close(self) -> None:
@@ -96,20 +100,22 @@ class FileReader:
             self._seen, self._view = slices, view
         return view
 
-    def _read_chunk(self, chunk: int, pos: int, size: int, whole: bool) -> list[Buffer]:
+    def _read_chunk(self, chunk: int, pos: int, size: int, whole: bool, more: int) -> list[Buffer]:
         """`size` bytes at `pos` of a chunk. Objects that went away make us look at it again."""
         view = self._resolve(chunk)
         for _ in range(STALE_RETRIES):
             try:
-                return self._read_view(view, pos, size, whole)
+                return self._read_view(view, pos, size, whole, more)
             except ObjectMissing:
                 fresh = self._resolve(chunk)
                 if fresh == view:
                     raise
                 view = fresh
-        return self._read_view(view, pos, size, whole)
+        return self._read_view(view, pos, size, whole, more)
 
-    def _read_view(self, view: list[Segment], pos: int, size: int, whole: bool) -> list[Buffer]:
+    def _read_view(
+        self, view: list[Segment], pos: int, size: int, whole: bool, more: int
+    ) -> list[Buffer]:
         out: list[Buffer] = []
         end = pos + size
         # A view has no gaps: the part at `pos` is the last one that begins there or before.
@@ -120,13 +126,17 @@ class FileReader:
             if part.slice is None:
                 _add_zeros(out, stop - pos)
             else:
-                self._add_data(out, part.slice, part.off + pos - part.pos, stop - pos, whole)
+                after = min(more, part.end - stop) if stop == end else 0
+                off = part.off + pos - part.pos
+                self._add_data(out, part.slice, off, stop - pos, whole, after)
             pos, at = stop, at + 1
         _add_zeros(out, end - pos)
         return out
 
-    def _add_data(self, out: list[Buffer], piece: Slice, off: int, size: int, whole: bool) -> None:
-        """Append bytes `off..off + size` of a slice, block by block."""
+    def _add_data(
+        self, out: list[Buffer], piece: Slice, off: int, size: int, whole: bool, more: int
+    ) -> None:
+        """Append bytes `off..off + size` of a slice, block by block, and have `more` fetched."""
         block_bytes = self._blocks.block_bytes
         for block, begin, end, _ in block_ranges(piece, off, size, block_bytes):
             pending = self._peek(piece.id, block * block_bytes + begin, end - begin)
@@ -135,7 +145,8 @@ class FileReader:
             elif piece.kind is SliceKind.SEGMENT:
                 out.append(self._blocks.read_packed(piece.id, piece.size, block, begin, end))
             else:
-                out.append(self._blocks.read(piece.id, piece.size, block, begin, end, whole))
+                read = self._blocks.read
+                out.append(read(piece.id, piece.size, block, begin, end, whole, more))
 
     def _read_ahead(self, begin: int, end: int, ticket: Ticket, strided: bool) -> None:
         """Ask for the blocks of file range `begin..end`, as far as the slices are known.

@@ -60,6 +60,7 @@ class SmallObjects:
         self._room = room
         self._open = not wait
         self._since: OrderedDict[str, float] = OrderedDict()
+        self._weights: dict[str, int] = {}  # of the same keys
         self._weight = 0
         self._not_before = -inf  # some that were handed out came back too early
 
@@ -86,13 +87,14 @@ class SmallObjects:
         self._since[key] = now if since is None else since
         if since is not None:
             self._since.move_to_end(key, last=False)
+        self._weights[key] = weight
         self._weight += weight
         return True
 
     def discard(self, key: str) -> None:
         """It need not wait any more."""
         if self._since.pop(key, None) is not None:
-            self._weight -= self._weigh(key)
+            self._weight -= self._weights.pop(key)
 
     def hurry(self) -> None:
         """Let none of them wait for others."""
@@ -123,7 +125,7 @@ class SmallObjects:
         room = self._room
         taken: dict[str, float] = {}
         for key, since in self._since.items():
-            room -= self._weigh(key)
+            room -= self._weights[key]
             if room < 0 or len(taken) == MEMBERS_MAX:
                 break
             taken[key] = since

@@ -53,6 +53,11 @@ class _Segment:
         self.failed = False  # a write was: nobody knows how much of its file there is
         self.doubtful = False  # a sync was: the next may succeed, and what this one lost stay lost
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes of the disk."""
+        return max(self.length, self.room)
+
 
 class Staged:
     """An object that is on the disk, because the store does not have it yet or not by that name."""
@@ -76,6 +81,7 @@ class StagingData:
         self._syncing = runtime.lock()
         self._segments: dict[int, _Segment] = {}  # guarded by _lock, as below
         self._active = 0  # 0: none
+        self._used = 0  # bytes of all segments, spare ones too
         self._spares: list[tuple[int, int]] = []  # segments to be written over, and their sizes
         self.spare_bytes = 0  # how much of that there may be
         found = [int(name[len(PREFIX) :], 16) for name in disk.names() if name.startswith(PREFIX)]
@@ -84,11 +90,16 @@ class StagingData:
 
     def used(self) -> int:
         """Bytes of all segments."""
-        with self._lock:
-            return self._spare() + sum(max(s.length, s.room) for s in self._segments.values())
+        return self._used
 
     def _spare(self) -> int:
         return sum(size for _, size in self._spares)
+
+    def _reach(self, segment: _Segment, length: int) -> None:
+        """A segment is so long, at least. The caller holds the lock."""
+        before = segment.size
+        segment.length = max(segment.length, length)
+        self._used += segment.size - before
 
     def put(self, pieces: Sequence[Buffer]) -> Spot:
         """Write an object. Raises: OSError; then there is nothing of it."""
@@ -99,7 +110,7 @@ class StagingData:
                 self._retire(self._active)
                 segment = self._begin()
             number, offset = self._active, segment.length
-            segment.length += size
+            self._reach(segment, offset + size)
             segment.live += 1
         crc = 0
         for piece in pieces:
@@ -119,9 +130,11 @@ class StagingData:
         segment = self._segments[self._active] = _Segment()
         if self._spares:
             old, size = self._spares.pop()  # the last one: the kernel has most of it in memory
+            self._used -= size
             try:
                 self._disk.rename(_name(old), _name(self._active))
                 segment.room = size
+                self._used += size
             except OSError as error:
                 log.debug("%s can't be used again: %s", _name(old), error)
         return segment
@@ -139,7 +152,7 @@ class StagingData:
         with self._lock:
             segment = self._segments.setdefault(spot.segment, _Segment())
             segment.live += 1
-            segment.length = max(segment.length, spot.offset + spot.length)
+            self._reach(segment, spot.offset + spot.length)
             segment.dirty = spot.segment in self._found  # nobody knows what that process has synced
 
     def sweep(self) -> None:
@@ -186,11 +199,12 @@ class StagingData:
         segment = self._segments.get(number)
         if segment is not None and not segment.live and number not in self._found:
             del self._segments[number]
-            size = max(segment.length, segment.room)
+            size = segment.size
             fits = SEGMENT_BYTES // 2 < size <= self.spare_bytes - self._spare()
             if fits and not segment.failed:
                 self._spares.append((number, size))
             else:
+                self._used -= size
                 self._remove(number)
 
     def _remove(self, number: int) -> None:
@@ -204,7 +218,8 @@ class StagingData:
         with self._lock:
             number, self._active = self._active, 0
             self._retire(number)
-            for spare, _ in self._spares:
+            for spare, size in self._spares:
+                self._used -= size
                 self._remove(spare)
             self._spares.clear()
 

@@ -11,13 +11,13 @@ Threading: `cond` guards everything; methods say whether the caller holds it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from fsmeta import schema
 from fsmeta.cache import MISSING, Mark, Missing, RowCache
 from fsmeta.errors import Conflict, LimitExceeded, NotEmpty
-from fsmeta.overlay import Overlay
+from fsmeta.overlay import Over, Overlay
 from fsmeta.runtime import Condition
 from fsmeta.store import (
     ADD,
@@ -104,16 +104,24 @@ class Acceptance:
             if write[0] not in _COMMUTING and not is_table(write[1])
         )
 
-    def concerns(self, commit: Commit) -> bool:
-        """Whether it has to do with what is held. The caller holds the lock."""
-        if not self._overlay:
-            return False
-        get = self._overlay.get
-        return (
-            any(get((row, field)) is not MISSING for row, field, _ in commit.checks)
+    def over(self, commit: Commit) -> list[Over | None]:
+        """What is laid over each of its checks; lock held."""
+        return self._overlay.over([(row, field) for row, field, _ in commit.checks])
+
+    def concerns(self, commit: Commit, over: Sequence[Over | None]) -> bool:
+        """Whether it has to do with what is held, given what is `over` its checks; lock held."""
+        return bool(self._overlay) and (
+            any(over)
             or any(self._overlay.touches(row) for row in commit.empties)
             or self.blocks(commit)
         )
+
+    def writers(self, commit: Commit, over: Sequence[Over | None]) -> set[int]:
+        """The sequences of who wrote what a commit relies on or writes; lock held."""
+        found = {laid[0] for laid in over if laid is not None}
+        found.update([self._overlay.writer(key) for key in written(commit)])
+        found.discard(0)
+        return found
 
     def split(self, commit: Commit) -> tuple[list[tuple[bytes, bytes, bytes | None]], list[bytes]]:
         """Checks that the store must judge, and empties that it can't. Raises: Conflict."""
@@ -151,40 +159,44 @@ class Acceptance:
         for row, fields in rows.items():
             self._beneath.fill(mark, row, fields, vouched)
 
-    def recall(self, commit: Commit) -> dict[Key, bytes | None] | None:
+    def recall(self, commit: Commit, over: Sequence[Over | None]) -> dict[Key, bytes | None] | None:
         """`read_base` by what is remembered and vouched for; None where the store is to be asked.
 
         The caller holds the lock.
         """
         if not self._inner.vouches() or not all(is_fresh(row, commit) for row in commit.empties):
             return None
-        overlaid, beneath = self._overlay.get, self._beneath.get
+        beneath = self._beneath.get
         base: dict[Key, bytes | None] = {}
-        for row, field, value in commit.checks:
-            key = (row, field)
-            if overlaid(key) is MISSING:
+        for (row, field, value), laid in zip(commit.checks, over, strict=True):
+            if laid is None:
                 if beneath(row, field, need_vouched=True) != value:
                     return None
-                base[key] = value
+                base[row, field] = value
         for key in _partly(commit):
-            if key not in base and overlaid(key) is MISSING:
+            if key not in base and self._overlay.get(key) is MISSING:
                 known = beneath(key[0], key[1], need_vouched=True)
                 if isinstance(known, Missing):
                     return None
                 base[key] = known
         return base
 
-    def require_undisturbed(self, commit: Commit, mark: int, base: dict[Key, bytes | None]) -> None:
+    def require_undisturbed(
+        self,
+        commit: Commit,
+        over: Sequence[Over | None],
+        mark: int,
+        base: dict[Key, bytes | None],
+    ) -> None:
         """Raises: Conflict where anything it relies on may have changed since `mark`; lock held."""
         emptied = [row for row in commit.empties if not is_fresh(row, commit)]
         if self._flying or self._changes.count != mark:
             self._require_still(commit, mark, base, emptied)
-        for row, field, value in commit.checks:
-            known = self._overlay.get((row, field))
-            if isinstance(known, Missing):
+        for (row, field, value), laid in zip(commit.checks, over, strict=True):
+            if laid is None:
                 if (row, field) not in base:
                     raise Conflict("what it relies on was published meanwhile")
-            elif known != value:
+            elif laid[1] != value:
                 raise Conflict(f"{row!r} {field!r} has changed")
         for row in emptied:
             if any(value is not None for value in self._overlay.row(row).values()):

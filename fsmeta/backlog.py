@@ -42,12 +42,14 @@ class Backlog:
         """Whether an entry waits still."""
         return sequence in self._entries
 
-    def domains(self, sequences: Iterable[int]) -> frozenset[int]:
-        """The domains of entries that wait."""
-        found: set[int] = set()
+    def joined(self, domains: frozenset[int], sequences: Iterable[int]) -> frozenset[int]:
+        """`domains` and those of entries that wait, as of what follows them.
+
+        A hard link has names in several.
+        """
         for sequence in sequences:
-            found |= self._entries[sequence].domains
-        return frozenset((EVERY,) if EVERY in found else found)
+            domains |= self._entries[sequence].domains
+        return frozenset((EVERY,)) if EVERY in domains else domains
 
     def changes(self, ino: int) -> bool:
         """Whether an entry changes this inode."""

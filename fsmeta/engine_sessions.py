@@ -51,6 +51,7 @@ class SessionVerbs:
         self._obey = obey
         self._void = 0  # slices below it may have lost their objects to gc
         self._beats = _Beats()
+        self._uuid = ""  # of the volume that we have joined
 
     def open(self, info: dict[str, Any], ended: SessionId | None = None) -> SessionRecord:
         """Join the volume; from here on every commit carries this session.
@@ -62,7 +63,7 @@ class SessionVerbs:
         proven, floor, now = self._run.store.history.is_proven, self._slices.floor, self._now_ns()
         try:
             settings, (record, void) = self._run.unfenced().run(
-                lambda txn: _join(txn, info, ended, proven, floor, now)
+                lambda txn: _join(txn, self._uuid, info, ended, proven, floor, now)
             )
         except Rewound as error:
             self._run.stop_writing(error)
@@ -72,6 +73,7 @@ class SessionVerbs:
             self._slices.let_go()  # what is left of the batch could not be committed
         self._beats.clear()
         self.own = record
+        self._uuid = settings.uuid
         self._obey(settings)
         self._run.fence = schema.session_row(record.id)
         return record
@@ -91,7 +93,7 @@ class SessionVerbs:
 
     def follow(self, sid: SessionId) -> VolumeFormat:
         """The settings, which our session is to follow from now on. Raises: Fenced."""
-        return self._run.unfenced().run(partial(_follow, sid=sid))
+        return self._run.unfenced().run(partial(_follow, uuid=self._uuid, sid=sid))
 
     def close(self) -> None:
         """Leave: nothing can be committed any more."""
@@ -209,23 +211,30 @@ def _close_own(run: Transactor, locks: LockVerbs, sid: SessionId) -> None:
 
 def _join(
     txn: Txn,
+    uuid: str,
     info: dict[str, Any],
     ended: SessionId | None,
     is_proven: Callable[[bytes, bytes | None], bool],
     floor: Callable[[int], int],
     now_ns: int,
 ) -> tuple[VolumeFormat, sessions.Joined]:
-    """The volume's settings, and a session that follows them. Raises: NoVolume, Rewound."""
+    """The settings of the volume `uuid`, if that is known, and a session that follows them.
+
+    Raises: NoVolume, Rewound, also where another volume was made in its place.
+    """
     stored = txn.get_many(((schema.FORMAT, schema.FORMAT_FIELD), *sessions.JOINING))[0]
     edition = EDITION if stored is None else volume.unpack_format(stored).edition
     # first: a store that has lost everything is one that has gone back
     joined = sessions.open_session(txn, info, ended, is_proven, floor, now_ns, edition)
-    return volume.require(stored), joined
+    settings = volume.require(stored)
+    if uuid and settings.uuid != uuid:
+        raise Rewound(f"there is another volume now, {settings.uuid}; this mount is of {uuid}")
+    return settings, joined
 
 
-def _follow(txn: Txn, sid: SessionId) -> VolumeFormat:
+def _follow(txn: Txn, uuid: str, sid: SessionId) -> VolumeFormat:
     """The settings, which our session is to follow from now on. Raises: Fenced."""
     settings = volume.load_format(txn)
-    if not sessions.raise_fence(txn, sid, settings.edition):
+    if settings.uuid != uuid or not sessions.raise_fence(txn, sid, settings.edition):
         raise Fenced(f"session {sid} has ended")
     return settings

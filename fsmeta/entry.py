@@ -64,6 +64,7 @@ SHARING: Final = frozenset((ranges.copy_file_range,))
 NAMES: Final = {verb: name for name, verb in VERBS.items()}
 _RECORDS: Final[Sequence[type]] = (Caller, NewNode, Place, SetAttr, Slice, Span)
 _CODES: Final = {kind: code for code, kind in enumerate(_RECORDS, 1)}
+_packers: Final[list[Any]] = []  # that nobody uses; as many as records in records, a thread
 
 
 class Rules(NamedTuple):
@@ -171,8 +172,7 @@ class Entry:
             sorted(self.domains), [list(each) for each in self.guards],
             [list(each) for each in self.needs], list(self.inos),
         )  # fmt: skip
-        packed: bytes = msgpack.packb(fields, default=_plain, strict_types=True)
-        return packed
+        return _packed(fields)
 
     def __str__(self) -> str:
         """What is told of it where it can't be published."""
@@ -200,10 +200,21 @@ def unpack(data: bytes) -> Entry:
     return entry
 
 
+def _packed(value: Any) -> bytes:
+    """`value` as bytes, by a packer of its own: a new one costs more than what it packs."""
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = msgpack.Packer(default=_plain, strict_types=True)
+    packed: bytes = packer.pack(value)
+    _packers.append(packer)
+    return packed
+
+
 def _plain(value: Any) -> Any:
     code = _CODES.get(type(value))
     if code is not None:
-        return msgpack.ExtType(code, msgpack.packb(list(value), default=_plain, strict_types=True))
+        return msgpack.ExtType(code, _packed(list(value)))
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, int):

@@ -13,7 +13,7 @@ Threading: none; the owner's lock is held around every call.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from fsmeta.apply import merge
 from fsmeta.cache import MISSING, Missing
@@ -21,6 +21,10 @@ from fsmeta.errors import Conflict
 from fsmeta.store import ADD, APPEND, DELETE, MERGE, PUT, SHIFT, Key, Write, is_table
 
 Known: TypeAlias = bytes | Missing | None
+Over: TypeAlias = tuple[int, bytes | None]
+"""A value that is laid over the store, and the sequence of the commit that wrote it; 0: of none."""
+
+_NOTHING: Final[Over] = (0, None)
 
 
 def exchanged(records: bytes, old: bytes, new: bytes) -> bytes:
@@ -45,7 +49,7 @@ class Overlay:
     """Values by row and field, each with the sequence of the commit that wrote it last."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, dict[bytes, tuple[int, bytes | None]]] = {}
+        self._rows: dict[bytes, dict[bytes, Over]] = {}
         self._whole: set[bytes] = set()
         self._sums: dict[Key, int] = {}
         self.lifts = 0  # times something was let go of
@@ -60,6 +64,16 @@ class Overlay:
         if found is not None:
             return found[1]
         return None if key[0] in self._whole else MISSING
+
+    def over(self, keys: Iterable[Key]) -> list[Over | None]:
+        """What is laid over each of `keys`; None where the store decides."""
+        rows, whole = self._rows, self._whole
+        found: list[Over | None] = []
+        for row, field in keys:
+            fields = rows.get(row)
+            over = None if fields is None else fields.get(field)
+            found.append(_NOTHING if over is None and row in whole else over)
+        return found
 
     def row(self, row: bytes) -> dict[bytes, bytes | None]:
         """All that is laid over a row."""
@@ -99,13 +113,14 @@ class Overlay:
         laid = Laid()
         values: dict[Key, bytes | None] = {}
         for write in writes:
-            if write[0] == SHIFT:
+            op, row = write[0], write[1]
+            if op == SHIFT:
                 continue  # by what it moves is for the store to say
-            if write[0] == ADD:
-                laid.sums.append(((write[1], write[2]), int(write[3])))
-            elif not is_table(write[1]):
-                key = (write[1], write[2])
-                values[key] = self._after(write, key, values, base)
+            if op == ADD:
+                laid.sums.append(((row, write[2]), int(write[3])))
+            elif not is_table(row):
+                key = (row, write[2])
+                values[key] = write[3] if op == PUT else self._after(write, key, values, base)
         laid.keys = list(values)
         laid.whole = list(fresh)
         self._whole.update(laid.whole)
@@ -127,11 +142,8 @@ class Overlay:
         values: Mapping[Key, bytes | None],
         base: Mapping[Key, bytes | None],
     ) -> bytes | None:
-        """The value at `key` once `write` is applied."""
+        """The value at `key` once `write`, which is no PUT, is applied."""
         op = write[0]
-        if op == PUT:
-            value: bytes = write[3]
-            return value
         if op == DELETE:
             return None
         before = values[key] if key in values else self.get(key)

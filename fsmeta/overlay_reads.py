@@ -35,6 +35,9 @@ class OverlaidReads:
         if not self._overlay:
             return self._inner.read(keys, busy)
         before = self._known(keys)
+        known = [value for value in before if not isinstance(value, Missing)]
+        if len(known) == len(keys):
+            return known
         wanted = [key for key, value in zip(keys, before, strict=True) if value is MISSING]
         base = dict(zip(wanted, self._inner.read(wanted, busy), strict=True))
         return self._settled(keys, before, base)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, cast
 
 
 class Lock(Protocol):
@@ -30,7 +30,7 @@ class Lock(Protocol):
 
 
 class Condition(Protocol):
-    """A condition variable with its own lock."""
+    """A condition variable with its lock, its own or one that it shares with others."""
 
     def wait(self, timeout: float | None = None) -> bool: ...
     def notify(self, n: int = 1) -> None: ...
@@ -96,7 +96,7 @@ class Runtime(Waits, Protocol):
         """Start a daemon thread that runs `body` once."""
 
     def lock(self) -> Lock: ...
-    def condition(self) -> Condition: ...
+    def condition(self, lock: Lock | None = None) -> Condition: ...
     def event(self) -> Event: ...
 
 
@@ -113,8 +113,8 @@ class _Untold:
 class _ToldCondition(threading.Condition):
     """A condition whose waiters say so."""
 
-    def __init__(self, runtime: SystemRuntime) -> None:
-        super().__init__(threading.Lock())
+    def __init__(self, runtime: SystemRuntime, lock: Lock | None) -> None:
+        super().__init__(cast("threading.Lock", lock or threading.Lock()))
         self._runtime = runtime
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -162,8 +162,8 @@ class SystemRuntime:
     def lock(self) -> Lock:
         return threading.Lock()
 
-    def condition(self) -> Condition:
-        return _ToldCondition(self)
+    def condition(self, lock: Lock | None = None) -> Condition:
+        return _ToldCondition(self, lock)
 
     def event(self) -> Event:
         return _ToldEvent(self)

@@ -74,7 +74,7 @@ import msgpack
 from fsmeta.errors import Corrupt
 from fsmeta.types import FILE_TYPES, Dentry, FileType, Ino
 
-METADATA_VERSION: Final = 2  # the latest that is known; volume.py says what has which
+METADATA_VERSION: Final = 3  # the latest that is known; volume.py says what has which
 
 _new: Final = tuple.__new__  # makes a NamedTuple in half the time of its constructor
 

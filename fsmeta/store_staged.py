@@ -25,10 +25,10 @@ from fsmeta.acceptance import DISTURBED_S, Acceptance, is_fresh, written
 from fsmeta.backlog import Backlog
 from fsmeta.cache import RowCache
 from fsmeta.domains import Domains, reading
-from fsmeta.entry import EVERY, GIVING_WAY, NAMES, SHARING, Entry, Log, Moved, slices_of
+from fsmeta.entry import GIVING_WAY, NAMES, SHARING, Entry, Log, Moved, slices_of
 from fsmeta.errors import Ambiguous, Conflict, Unavailable
 from fsmeta.meant import entry_of, is_first_name
-from fsmeta.overlay import Overlay
+from fsmeta.overlay import Over, Overlay
 from fsmeta.overlay_reads import OverlaidReads
 from fsmeta.runtime import Runtime
 from fsmeta.store import MERGE, SCAN_PAGE, Applied, Commit, Key, Listener, Record, RowPage, Store
@@ -152,12 +152,13 @@ class StagedStore:
         position: int | None = None
         with self._cond:
             self.backlog.require_whole(entry.domains)
-            held = self._must_wait(entry, commit)
+            over = self._accept.over(commit)
+            held = self._must_wait(entry, commit, over)
             if held:
                 mark = self._accept.mark()
-                base = self._accept.recall(commit)
+                base = self._accept.recall(commit, over)
                 if base is not None:
-                    position = self._lay(log, entry, commit, mark, base)
+                    position = self._lay(log, entry, commit, over, mark, base)
             else:
                 self._accept.take_off(commit)
         if not held:
@@ -168,9 +169,9 @@ class StagedStore:
             self._write_down(log, entry, commit, position)
         return held
 
-    def _must_wait(self, entry: Entry, commit: Commit) -> bool:
-        """Whether a commit is held back. The caller holds the lock."""
-        if self._replayed is not None or entry.needs or self._accept.concerns(commit):
+    def _must_wait(self, entry: Entry, commit: Commit, over: Sequence[Over | None]) -> bool:
+        """Whether a commit is held back, given what is `over` its checks; lock held."""
+        if self._replayed is not None or entry.needs or self._accept.concerns(commit, over):
             return True
         early = entry.name == "create" and FileType.of_mode(entry.args[2].mode) is FileType.DIR
         return not early and self.backlog.busy(entry.domains)
@@ -209,7 +210,8 @@ class StagedStore:
         domains = {self._domains.home(get, each) for each in (source.ino, ino)}
         with self._cond:
             self.backlog.require_whole(domains)
-            if self._accept.concerns(commit) or self.backlog.busy(domains):
+            over = self._accept.over(commit)
+            if self._accept.concerns(commit, over) or self.backlog.busy(domains):
                 raise OSError(errno.EOPNOTSUPP, "not all of it is published: copy the bytes")
             self._accept.take_off(commit)
         self._fly(commit)
@@ -286,21 +288,28 @@ class StagedStore:
             if not is_fresh(row, commit):
                 self._require_empty(row)
         with self._cond:
-            return self._lay(log, entry, commit, mark, base)
+            return self._lay(log, entry, commit, self._accept.over(commit), mark, base)
 
     def _lay(
-        self, log: Log, entry: Entry, commit: Commit, mark: int, base: dict[Key, bytes | None]
+        self,
+        log: Log,
+        entry: Entry,
+        commit: Commit,
+        over: Sequence[Over | None],
+        mark: int,
+        base: dict[Key, bytes | None],
     ) -> int:
         """Accept a commit, and have it noted; where the log has it. The caller holds the lock.
 
         Raises: Conflict, NotEmpty, LimitExceeded, Unavailable.
         """
-        self._accept.require_undisturbed(commit, mark, base)
+        self._accept.require_undisturbed(commit, over, mark, base)
         self._accept.require_limits(commit, base)
         replayed = self._replayed is not None
         if not replayed:
             self._await_room()
-            entry.domains = self._joined(entry, commit)
+            writers = self._accept.writers(commit, over)
+            entry.domains = self.backlog.joined(entry.domains, writers)
             self.backlog.require_whole(entry.domains)
             self._sequence += 1
             entry.sequence = self._sequence
@@ -329,16 +338,6 @@ class StagedStore:
         with self._cond:
             while self.backlog.has(entry.sequence):
                 self._cond.wait()
-
-    def _joined(self, entry: Entry, commit: Commit) -> frozenset[int]:
-        """Its domains and those of whatever wrote what it writes or relies on; lock held.
-
-        A hard link has names in several.
-        """
-        keys = {*written(commit), *((row, field) for row, field, _ in commit.checks)}
-        before = {self._overlay.writer(key) for key in keys} - {0}
-        domains = entry.domains | self.backlog.domains(before)
-        return frozenset((EVERY,)) if EVERY in domains else domains
 
     def _await_room(self) -> None:
         """Wait while too many entries wait. The caller holds the lock. Raises: Unavailable."""

@@ -171,15 +171,12 @@ class Together:
 
     def take(self, step: Txn) -> None:
         """Let the commit do what a step's verb has done. Raises: Unfit; then nothing is taken."""
-        self._require_fit(step)
+        checks = self._require_fit(step)
         txn = self._txn
         txn.cached = True  # what was read is of many moments
-        for key, value in step.reads.items():
-            if isinstance(self._known(key), Missing):
-                if not self._is_changed(key):
-                    self._base[key] = value
-                txn.reads[key] = self._base[key]
-                self._note_glance(key, step)
+        for key, value in checks:
+            self._base[key] = txn.reads[key] = value
+            self._note_glance(key, step)
         for row in step.empties:
             txn.empties.append(row)
             self._begun.add(row)
@@ -197,29 +194,36 @@ class Together:
             self._txn.glances = self._txn.glances or set()
             self._txn.glances.add(key)
 
-    def _require_fit(self, step: Txn) -> None:
+    def _require_fit(self, step: Txn) -> list[tuple[Key, bytes | None]]:
+        """What the store has to have at what a step has read of it. Raises: Unfit."""
         if step.fence is not None:
             raise Unfit("it is committed in another session's name")
         more = len(step.reads) + len(step.writes)
-        rows = self._rows.union(write[1] for write in step.writes)
-        if self._size() + more > OPS_MAX or len(rows) > ROWS_MAX:
+        rows = {write[1] for write in step.writes} - self._rows
+        if self._size() + more > OPS_MAX or len(self._rows) + len(rows) > ROWS_MAX:
             raise Unfit("the commit is large enough")
         if not self._rows.isdisjoint(step.empties):
             raise Unfit("a row is to be empty in which names have come or gone")
+        checks: list[tuple[Key, bytes | None]] = []
         for key, value in step.reads.items():
-            if isinstance(self._known(key), Missing):
+            known = self._known(key)
+            if isinstance(known, Missing):
                 if not self._is_changed(key):
                     if self._txn.reads.get(key, value) != value:
                         raise Unfit("it has read something else than those before it")
+                    checks.append((key, value))
                     continue
                 if key not in self._base:
                     raise Unfit("it supposes something of what others of the same commit change")
-            if self._shown(key) != value:
+                checks.append((key, self._base[key]))
+                known = self._after(key)
+            if known != value:
                 raise Unfit("it expects something else than those before it leave")
         for write in step.writes:
             self._require_apart(write)
             if write[0] == MERGE:
                 self._require_mergeable((write[1], write[2]), write[3:])
+        return checks
 
     def _is_changed(self, key: Key) -> bool:
         """Whether a step has changed what the store has at `key`, whatever that is."""

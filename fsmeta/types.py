@@ -37,6 +37,8 @@ SNAPSHOTS_SHIFT = 16  # a directory's flags count its snapshots from this bit on
 CHUNK_BYTES = 64 << 20  # of a file; the unit in which slices are listed
 FILE_SIZE_MAX = CHUNK_BYTES << 32  # 256 PiB: a file's chunks are numbered in 32 bits
 BLOCK_BYTES_MAX = 4 << 20  # of a slice; the unit of one object
+FRAME_BYTES = 16 << 10  # of a block: what is fetched and verified by itself
+FRAME_BYTES_MIN, FRAME_BYTES_MAX = 4 << 10, 64 << 10  # a page; what the first volumes have
 SPACE_UNIT_BYTES = 4096  # allocated space is counted in these
 
 

@@ -11,15 +11,26 @@ from fsmeta import schema, schema_inode
 from fsmeta.errors import ConfigError, Corrupt, NoVolume
 from fsmeta.ops.inode import put_attr
 from fsmeta.txn import Txn
-from fsmeta.types import BLOCK_BYTES_MAX, ROOT_INO, Usage
+from fsmeta.types import (
+    BLOCK_BYTES_MAX,
+    FRAME_BYTES,
+    FRAME_BYTES_MAX,
+    FRAME_BYTES_MIN,
+    ROOT_INO,
+    Usage,
+)
 
 BLOCK_BYTES_MIN: Final = 64 << 10
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")  # also a bucket name in S3
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
 FIRST_VERSION: Final = 1
 ENCRYPTED_VERSION: Final = 2  # a client that knows only 1 would write what is not encrypted
+FRAMES_VERSION: Final = 3  # one that knows only 2 would take small frames for damage
+FRAME_SIZES: Final = tuple(
+    1 << log2 for log2 in range(FRAME_BYTES_MIN.bit_length() - 1, FRAME_BYTES_MAX.bit_length())
+)
 _SHOWN_OF_ENCRYPTION: Final = ("cipher", "wrap", "holder")
-assert ENCRYPTED_VERSION <= schema.METADATA_VERSION
+assert ENCRYPTED_VERSION < FRAMES_VERSION <= schema.METADATA_VERSION
 
 
 # how far accounting has come: no inode is charged; those with a mark are; and those that are made
@@ -51,12 +62,20 @@ class VolumeFormat(NamedTuple):
     epoch: int = 0  # of accounting, the last that was begun; see docs/design/0010-quotas.md
     accounting: str = OFF
     trash_days: int = 0  # how long what is deleted can be restored; 0: not at all
+    frame_bytes: int = FRAME_BYTES_MAX  # of new blocks that are stored as they are
     unknown: dict[str, Any] | None = None
 
     def with_encryption(self, record: dict[str, str]) -> VolumeFormat:
         """These settings with the data's key wrapped as `record` says."""
         version = max(self.version, ENCRYPTED_VERSION)
         return self._replace(encryption=record, version=version)
+
+    def with_frames(self, frame_bytes: int) -> VolumeFormat:
+        """These settings with frames of another size. Raises: ConfigError."""
+        if frame_bytes not in FRAME_SIZES:
+            raise ConfigError("--frame-size: use a power of two from 4KiB to 64KiB")
+        version = FIRST_VERSION if frame_bytes == FRAME_BYTES_MAX else FRAMES_VERSION
+        return self._replace(frame_bytes=frame_bytes, version=max(self.version, version))
 
     def shown(self) -> dict[str, Any]:
         """What users may see: nothing that helps to guess a passphrase."""
@@ -105,8 +124,9 @@ _TYPES: Final[dict[str, type]] = {
     "epoch": int,
     "accounting": str,
     "trash_days": int,
+    "frame_bytes": int,
 }
-# fields that are left out of the record where they say nothing
+# fields that are left out of the record where they are what a volume without them has
 _OPTIONAL: Final[dict[str, Any]] = {
     "shards": 0,
     "hash_prefix": False,
@@ -116,6 +136,7 @@ _OPTIONAL: Final[dict[str, Any]] = {
     "epoch": 0,
     "accounting": OFF,
     "trash_days": 0,
+    "frame_bytes": FRAME_BYTES_MAX,
 }
 TRASH_DAYS_MAX: Final = 3650  # ten years of hours are listed by one look
 SHARDS_MAX: Final = 256  # each is a bucket, and a listing begins in all of them
@@ -134,6 +155,7 @@ def new_format(
     hash_prefix: bool = False,
     options: dict[str, str] | None = None,
     trash_days: int = 0,
+    frame_bytes: int = FRAME_BYTES,
 ) -> VolumeFormat:
     """Validated settings of a new volume. Raises: ConfigError."""
     if not _NAME.fullmatch(name):
@@ -163,15 +185,15 @@ def new_format(
         hash_prefix=hash_prefix,
         options=options or None,
         trash_days=trash_days,
-    )
+    ).with_frames(frame_bytes)
 
 
 def pack_format(settings: VolumeFormat) -> bytes:
     """The value of the settings in F."""
     record = settings._asdict()
     unknown = record.pop("unknown") or {}
-    for name in _OPTIONAL:
-        if not record[name]:
+    for name, usual in _OPTIONAL.items():
+        if record[name] == usual:
             del record[name]
     return schema.pack_map({**unknown, **record})
 
@@ -196,6 +218,8 @@ def unpack_format(value: bytes) -> VolumeFormat:
             raise Corrupt(schema.FORMAT, schema.FORMAT_FIELD, f"{name} is {known[name]!r}")
     if known.get("accounting", OFF) not in _ACCOUNTING:
         raise Corrupt(schema.FORMAT, schema.FORMAT_FIELD, f"accounting is {known['accounting']!r}")
+    if known.get("frame_bytes", FRAME_BYTES_MAX) not in FRAME_SIZES:
+        raise Corrupt(schema.FORMAT, schema.FORMAT_FIELD, f"frames of {known['frame_bytes']} bytes")
     return VolumeFormat(**known, unknown=record or None)
 
 

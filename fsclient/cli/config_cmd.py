@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from fsclient.cli.options import COUNT, META_WAIT_S, capacity_size
+from fsclient.cli.options import COUNT, META_WAIT_S, capacity_size, size
 from fsclient.config import naming, open_store
 from fsclient.sizes import format_size
 from fsmeta import accounting
@@ -29,20 +29,32 @@ _INNER: Final = ("changes", "epoch", "accounting")  # of interest to --json at m
     type=click.IntRange(0, TRASH_DAYS_MAX),
     help="How long what is deleted can be restored; 0: not at all.",
 )
+@click.option(
+    "--frame-size",
+    type=size,
+    help="What is fetched and verified by itself of what is written from now on: 4KiB to 64KiB.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def config(
-    meta: str, capacity: int | None, inodes: int | None, trash_days: int | None, as_json: bool
+    meta: str,
+    capacity: int | None,
+    inodes: int | None,
+    trash_days: int | None,
+    frame_size: int | None,
+    as_json: bool,
 ) -> None:
     """Show the settings of the volume in META, after changing those that are named.
 
     Running mounts follow at once. A limit below what is used is allowed: nothing can grow then.
-    Fewer days of trash let go of what has been there for longer.
+    Fewer days of trash let go of what has been there for longer. Before frames become
+    smaller than 64KiB all clients must be of a version that knows --frame-size.
     """
     wanted = {"capacity": capacity, "inodes": inodes, "trash_days": trash_days}
     wanted = {name: value for name, value in wanted.items() if value is not None}
 
     def change(settings: VolumeFormat) -> VolumeFormat:
-        return VolumeFormat(**{**settings._asdict(), **wanted})
+        changed = VolumeFormat(**{**settings._asdict(), **wanted})
+        return changed if frame_size is None else changed.with_frames(frame_size)
 
     runtime = SystemRuntime()
     store = open_store(meta, runtime)
@@ -50,7 +62,7 @@ def config(
         with naming(meta):
             opened = Meta(store, runtime, META_WAIT_S)
             settings = opened.format
-            if wanted:
+            if wanted or frame_size is not None:
                 settings = accounting.change_settings(opened, change)
     finally:
         store.close()
@@ -59,6 +71,7 @@ def config(
         click.echo(json.dumps(shown, indent=2))
         return
     shown["capacity"] = format_size(settings.capacity) if settings.capacity else "no limit"
+    shown["frame_bytes"] = format_size(settings.frame_bytes)
     shown["inodes"] = settings.inodes or "no limit"
     shown["hash_prefix"] = "yes" if settings.hash_prefix else "no"
     for name, value in shown.items():

@@ -36,7 +36,7 @@ from fsmeta.cache import RowCache
 from fsmeta.errors import Ambiguous, ConfigError
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.transact import Transactor
-from fsmeta.types import BLOCK_BYTES_MAX
+from fsmeta.types import BLOCK_BYTES_MAX, FRAME_BYTES
 from fsmeta.urls import shown_url
 from fsmeta.volume import VolumeFormat
 
@@ -65,6 +65,13 @@ MEM_WARNING: Final = (
 @store_option
 @click.option(
     "--block-size", type=size, default=BLOCK_BYTES_MAX, show_default="4MiB", help="Object size."
+)
+@click.option(
+    "--frame-size",
+    type=size,
+    default=FRAME_BYTES,
+    show_default="16KiB",
+    help="What is fetched and verified by itself: from 4KiB, for small random reads, to 64KiB.",
 )
 @click.option(
     "--compress",
@@ -105,6 +112,7 @@ def format_(
     bucket: str,
     store_options: tuple[str, ...],
     block_size: int,
+    frame_size: int,
     compress: str,
     capacity: int,
     inodes: int,
@@ -144,6 +152,7 @@ def format_(
         hash_prefix,
         options,
         trash_days,
+        frame_size,
     )
     holder = _holder(encrypt_rsa_key, encrypt_passphrase)
     if holder is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,38 @@ from tests.faults.program import Volume, is_mounted, needs_mounts, slicefs, succ
 
 def _told(*words: str | Path) -> Any:
     return json.loads(succeed(*words, "--json"))
+
+
+@needs_mounts
+def test_f3_frames_of_a_live_volume(embedded: Volume) -> None:
+    """O4: blocks that are written from then on have them, and all of them are read."""
+    embedded.format("--frame-size", "64KiB")
+    mount = embedded.mount("--pack-below", "0")
+    data = os.urandom(1 << 20)
+
+    def written(name: str) -> tuple[int, int]:
+        """Version and log2 of the frames of a new file's block."""
+        before = set(embedded.objects())
+        (mount.path / name).write_bytes(data)
+        (block,) = set(embedded.objects()) - before
+        head = block.read_bytes()[:8]
+        return head[4], head[7]
+
+    assert written("first") == (1, 16)
+    assert _told("config", embedded.meta, "--frame-size", "4KiB")["frame_bytes"] == 4096
+    (mount.path / "heard").write_bytes(b"")
+    assert written("second") == (3, 12)
+    assert _told("config", embedded.meta, "--frame-size", "32KiB")["version"] == 3
+    (mount.path / "heard").unlink()
+    assert written("third") == (3, 15)
+    mount.umount()
+    mount = embedded.mount("--pack-below", "0")
+    for name in ("first", "second", "third"):
+        with (mount.path / name).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            assert os.pread(file.fileno(), 5000, 700_000) == data[700_000:705_000]
+            assert os.pread(file.fileno(), len(data), 0) == data
+    embedded.end()
 
 
 @needs_mounts

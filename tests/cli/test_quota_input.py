@@ -48,6 +48,7 @@ CONFIG = [
     ("{meta} --capacity 99999", "'99999' is 99999 bytes: write a unit, as in", 2),
     ("{meta} --capacity much", "'--capacity': size 'much': write", 2),
     ("{meta} --inodes -3", "'--inodes': -3 is not in the range", 2),
+    ("{meta} --frame-size 1KiB", "--frame-size: use a power of two from 4KiB to 64KiB", 1),
     ("{meta} --block-size 1MiB", "No such option.*--block-size", 2),
     ("", "Missing argument 'META': see `slicefs config --help`", 2),
 ]

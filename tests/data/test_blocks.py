@@ -10,17 +10,18 @@ from fsdata import ranges as ranges_module
 from fsdata.block_names import object_key, parse_key
 from fsdata.blocks import BlockStore
 from fsdata.budget import Budget
-from fsdata.codec import FRAME_BYTES, Codec
+from fsdata.codec import Codec, head_bytes
 from fsdata.mem_cache import MemCache
 from fsdata.obj_mem import MemObjects
 from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError, Unavailable
 from fsmeta.runtime import Event, Runtime, SystemRuntime
-from fsmeta.types import SliceId
+from fsmeta.types import FRAME_BYTES, SliceId
 from tests.data.faults import FaultyObjects
 from tests.data.world import pattern
 
 RUNTIME = SystemRuntime()
 BLOCK = 1 << 20
+HEAD = head_bytes(BLOCK, FRAME_BYTES)
 ONE = SliceId(1_234_567)
 DATA = pattern(2 * BLOCK + 1000)
 
@@ -199,12 +200,13 @@ def test_only_a_sequential_reader_leaves_blocks_behind() -> None:
 def test_a_cold_small_read_fetches_one_range_once() -> None:
     store = Store()
     assert store.read(0, 100, 5000) == DATA[100:5000]
-    assert store.objects.gets == [(object_key(ONE, 0, BLOCK), 0, 84 + FRAME_BYTES)]
+    assert store.objects.gets == [(object_key(ONE, 0, BLOCK), 0, HEAD + FRAME_BYTES)]
     assert store.blocks.stats().ranges == 1
     at = 700_000
     assert store.read(0, at, at + 10) == DATA[at : at + 10]
     assert len(store.objects.gets) == 2, "the head is known by now"
-    assert store.objects.gets[1][1:] == (84 + 10 * FRAME_BYTES, 84 + 11 * FRAME_BYTES)
+    frame = HEAD + at // FRAME_BYTES * FRAME_BYTES
+    assert store.objects.gets[1][1:] == (frame, frame + FRAME_BYTES)
     assert store.cache.stats().blocks == 0
 
 
@@ -214,7 +216,10 @@ def test_a_far_range_costs_its_head_once() -> None:
         assert store.read(1, at, at + 10) == DATA[BLOCK + at : BLOCK + at + 10]
     assert len(store.objects.gets) == 4
     assert store.objects.together == [2], "the first range, with the head"
-    assert [end - begin for _, begin, end in store.objects.gets if end] == [84, *3 * [FRAME_BYTES]]
+    assert [end - begin for _, begin, end in store.objects.gets if end] == [
+        HEAD,
+        *3 * [FRAME_BYTES],
+    ]
 
 
 def test_a_block_that_is_not_as_new_ones_are_costs_one_request_more() -> None:
@@ -376,11 +381,13 @@ def test_buffers_of_blocks_read_as_a_whole_are_used_again() -> None:
 
 
 def test_heads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges_module, "HEADS_MAX", 1)
+    monkeypatch.setattr(ranges_module, "HEADS_BYTES_MAX", 2 * HEAD - 1)
     store = Store()
     for index in (0, 1, 0, 1):
         store.read(index, 0, 10)
-    assert len(store.blocks._ranges._heads) == 1
+        assert len(store.blocks._ranges._heads) == 1
+    store.blocks.delete([(ONE, len(DATA))])
+    assert store.blocks._ranges._heads_bytes == 0
 
 
 def test_sync_names_every_block() -> None:

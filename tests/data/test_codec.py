@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from struct import Struct
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.codec import (
-    FRAME_BYTES,
     Codec,
     decode,
     decode_range,
@@ -19,9 +20,11 @@ from fsdata.codec import (
     parse_head,
 )
 from fsmeta.errors import ObjectDamaged
+from fsmeta.types import FRAME_BYTES_MAX, FRAME_BYTES_MIN
 from tests.data.world import pattern
 
 CODECS = st.sampled_from(list(Codec))
+FRAMES = st.sampled_from([FRAME_BYTES_MAX >> by for by in range(5)])
 
 
 def test_golden_bytes() -> None:
@@ -32,18 +35,32 @@ def test_golden_bytes() -> None:
     assert head_bytes(7) == 24
 
 
+def test_golden_bytes_of_small_frames() -> None:
+    """Each CRC is of everything up to the end of its frame."""
+    block = pattern(FRAME_BYTES_MIN + 9)
+    whole = b"".join(encode([block], frame_bytes=FRAME_BYTES_MIN))
+    assert whole[:28].hex() == "534653420300000c091000000910000047e89e39e2f203dcf02ca76f"
+    assert whole[28:] == block
+    (whole_crc,) = Struct("<I").unpack_from(whole, 24)
+    assert whole_crc == crc32c(block)
+    assert head_bytes(len(block), FRAME_BYTES_MIN) == 28
+
+
 @given(st.lists(st.binary(max_size=200), min_size=1).filter(any), CODECS)
 def test_round_trip(pieces: list[bytes], codec: Codec) -> None:
     assert decode(b"".join(encode(pieces, codec))) == b"".join(pieces)
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-@pytest.mark.parametrize("size", [1, FRAME_BYTES, FRAME_BYTES + 1, 5 * FRAME_BYTES - 3])
-def test_round_trip_of_many_frames(codec: Codec, size: int) -> None:
+@pytest.mark.parametrize("frame", [FRAME_BYTES_MAX, FRAME_BYTES_MIN])
+@pytest.mark.parametrize("frames", [(0, 1), (1, 0), (1, 1), (5, -3)])
+def test_round_trip_of_many_frames(codec: Codec, frame: int, frames: tuple[int, int]) -> None:
+    size = frames[0] * frame + frames[1]
     for data in (pattern(size), b"ab" * size):
         cut = len(data) // 3
-        whole = b"".join(encode([data], codec))
-        assert whole == b"".join(encode([data[:cut], data[cut:]], codec)), "pieces don't matter"
+        whole = b"".join(encode([data], codec, frame_bytes=frame))
+        halves = encode([data[:cut], data[cut:]], codec, frame_bytes=frame)
+        assert whole == b"".join(halves), "pieces don't matter"
         assert decode(whole) == data
 
 
@@ -63,33 +80,58 @@ def test_incompressible_data_is_stored_as_it_is(codec: Codec) -> None:
     assert parse_head(b"".join(encode([noise], codec))).codec is Codec.NONE
 
 
-@given(st.integers(0, 10**9), CODECS)
-def test_every_flipped_bit_is_noticed(where: int, codec: Codec) -> None:
-    whole = bytearray(b"".join(encode([b"some words " * 9], codec)))
+@given(st.integers(0, 10**9), CODECS, FRAMES)
+def test_every_flipped_bit_is_noticed(where: int, codec: Codec, frame: int) -> None:
+    whole = bytearray(b"".join(encode([b"some words " * 9], codec, frame_bytes=frame)))
     whole[where // 8 % len(whole)] ^= 1 << where % 8
     with pytest.raises(ObjectDamaged):
         decode(whole)
 
 
-@given(st.integers(0, 10**9), CODECS)
-def test_every_torn_object_is_noticed(where: int, codec: Codec) -> None:
-    whole = b"".join(encode([b"some words " * 9], codec))
+@given(st.integers(0, 10**9), CODECS, FRAMES)
+def test_every_torn_object_is_noticed(where: int, codec: Codec, frame: int) -> None:
+    whole = b"".join(encode([b"some words " * 900], codec, frame_bytes=frame))
     with pytest.raises(ObjectDamaged):
         decode(whole[: where % len(whole)])
     with pytest.raises(ObjectDamaged):
         decode(whole + b"x")
 
 
-@given(st.data())
-def test_ranges(data: st.DataObject) -> None:
-    block = pattern(3 * FRAME_BYTES + 77)
-    whole = b"".join(encode([block]))
+@given(st.data(), FRAMES)
+def test_ranges(data: st.DataObject, frame: int) -> None:
+    block = pattern(3 * FRAME_BYTES_MAX + 77)
+    whole = b"".join(encode([block], frame_bytes=frame))
     begin = data.draw(st.integers(0, len(block) - 1))
     end = data.draw(st.integers(begin + 1, len(block)))
-    first, last = frame_range(begin, end, len(block))
-    head = parse_head(whole[: head_bytes(len(block))])
+    first, last = frame_range(begin, end, len(block), frame)
+    assert last - first < end - begin + 2 * frame
+    head = parse_head(whole[: head_bytes(len(block), frame)])
+    assert head.span(begin, end) == (first, first, last)
     part = bytearray(whole[head.size + first : head.size + last])
     assert decode_range(head, first, part)[begin - first : end - first] == block[begin:end]
     part[data.draw(st.integers(0, len(part) - 1))] ^= 4
     with pytest.raises(ObjectDamaged):
         decode_range(head, first, part)
+
+
+@given(st.data(), FRAMES)
+def test_a_range_from_elsewhere_is_noticed(data: st.DataObject, frame: int) -> None:
+    """Frames that are right, in a place that is not theirs."""
+    block = pattern(3 * FRAME_BYTES_MAX)
+    head = parse_head(b"".join(encode([block], frame_bytes=frame)))
+    count = len(block) // frame
+    there, here = data.draw(
+        st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True)
+    )
+    with pytest.raises(ObjectDamaged):
+        decode_range(head, here * frame, block[there * frame : (there + 1) * frame])
+
+
+@pytest.mark.parametrize("log2", [0, 11, 16, 17, 255])
+def test_other_frames_are_damage(log2: int) -> None:
+    """Whatever their checksum says: no version of slicefs has stored them."""
+    whole = bytearray(b"".join(encode([b"words"], frame_bytes=FRAME_BYTES_MIN)))
+    whole[7] = log2
+    whole[16:20] = Struct("<I").pack(crc32c(whole[20:24], crc32c(whole[:16])))
+    with pytest.raises(ObjectDamaged, match="frame"):
+        decode(whole)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsdata.block_names import object_key
-from fsdata.codec import FRAME_BYTES, Codec
+from fsdata.codec import Codec
 from fsdata.disk_cache import CachePolicy
 from fsdata.disk_cache_disk import DiskLimits
 from fsdata.obj_mem import MemObjects
@@ -17,7 +17,7 @@ from fsdata.pool import WorkerPool
 from fsdata.prefetch import Prefetcher
 from fsdata.reader import FileReader
 from fsmeta.errors import ObjectDamaged
-from fsmeta.types import Slice, SliceId
+from fsmeta.types import FRAME_BYTES, Slice, SliceId
 from tests.conftest import LogWatch
 from tests.data.disk_world import (
     BLOCK,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fsdata.blocks import STEP_BYTES
-from fsdata.codec import FRAME_BYTES, Codec
+from fsdata.codec import Codec
 from fsdata.disk_cache_files import CacheFile, OsFile, OsFiles
-from fsmeta.types import SliceId
+from fsmeta.types import FRAME_BYTES, SliceId
 from tests.conftest import LogWatch
 from tests.data.disk_world import BLOCK, CacheWorld, cache_files, pattern
 
@@ -180,7 +180,7 @@ def test_segments_are_read_in_part(world: CacheWorld) -> None:
     for _ in range(2):
         view = world.blocks.read_packed(SliceId(1), BLOCK, 0, at, at + 9)
         assert view == pattern(BLOCK)[at : at + 9]
-    assert files.sizes(4096) == [64 << 10] * 2
+    assert files.sizes(4096) == [FRAME_BYTES] * 2
     assert world.fetched() == fetched
 
 
@@ -193,7 +193,7 @@ def test_parts_are_read_as_quickly(world: CacheWorld) -> None:
     assert world.read(2, BLOCK, at + 9, at + 20) == data[at + 9 : at + 20]
     files.seen.clear()
     assert world.read(2, BLOCK, at + 9, at + 20) == data[at + 9 : at + 20]
-    assert files.sizes(1) == [64 << 10, 4096], "the frame, and that the file is still the same"
+    assert files.sizes(1) == [FRAME_BYTES, 4096], "the frame, and that the file is still the same"
     assert world.fetched() == 3
 
 

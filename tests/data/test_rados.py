@@ -18,13 +18,13 @@ import pytest
 from fsclient.object_stores import Pacing, stacked
 from fsdata.blocks import BlockStore
 from fsdata.budget import Budget
-from fsdata.codec import FRAME_BYTES, head_bytes
+from fsdata.codec import head_bytes
 from fsdata.mem_cache import MemCache
 from fsdata.obj_rados import PUT_BYTES_MAX, READ_BYTES, RadosObjects, RadosSettings
 from fsdata.objects import ObjectStore
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import SystemRuntime
-from fsmeta.types import BLOCK_BYTES_MAX, SliceId
+from fsmeta.types import BLOCK_BYTES_MAX, FRAME_BYTES, SliceId
 from tests.ceph_cluster import CephCluster, short_directory
 from tests.data.stores import POOL, rados_namespace, rados_settings
 from tests.data.test_objects_contract import run_together
@@ -143,7 +143,7 @@ def test_a_cold_range_is_two_operations_and_few_bytes(disk_ceph: CephCluster) ->
         seen.append(disk_ceph.osd_counters())
     assert [after["op_r"] - before["op_r"] for before, after in pairwise(seen)] == [2, 1]
     moved = [after["op_r_out_bytes"] - before["op_r_out_bytes"] for before, after in pairwise(seen)]
-    assert moved == [head_bytes(len(data)) + FRAME_BYTES, FRAME_BYTES]
+    assert moved == [head_bytes(len(data), FRAME_BYTES) + FRAME_BYTES, FRAME_BYTES]
     with pytest.raises(ObjectMissing):
         blocks.read(SliceId(8), len(data), 0, at, at + 9)
     store.close()

@@ -9,7 +9,8 @@ import pytest
 
 from fsdata.epoch import ReadEpoch
 from fsdata.pool import WorkerPool
-from fsdata.prefetch import (
+from fsdata.reader import ZEROS_BYTES, FileReader
+from fsdata.window import (
     FROM_START_BYTES,
     LEAPS_MIN,
     STREAM_BYTES_MAX,
@@ -18,7 +19,6 @@ from fsdata.prefetch import (
     WINDOW_BYTES_MIN,
     Window,
 )
-from fsdata.reader import ZEROS_BYTES, FileReader
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import BLOCK_BYTES_MAX, CHUNK_BYTES, Ino, Slice, SliceId, SliceKind

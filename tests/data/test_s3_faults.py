@@ -20,13 +20,13 @@ import pytest
 from fsclient.object_stores import Pacing, Stack, stacked
 from fsdata.blocks import BlockStore
 from fsdata.budget import Budget
-from fsdata.codec import FRAME_BYTES, head_bytes
+from fsdata.codec import head_bytes
 from fsdata.mem_cache import MemCache
 from fsdata.obj_s3 import S3Objects
 from fsdata.objects import Throttled
 from fsmeta.errors import ObjectDamaged, Unavailable
 from fsmeta.runtime import SystemRuntime
-from fsmeta.types import SliceId
+from fsmeta.types import FRAME_BYTES, SliceId
 from tests.ceph_cluster import CephCluster
 from tests.data.stores import s3_bucket, s3_settings
 from tests.data.test_objects_contract import run_together
@@ -122,7 +122,7 @@ def test_a_cold_range_takes_one_round_trip(world: World) -> None:
     assert delay_s < time.monotonic() - begun < 2 * delay_s
     after = world.stack.metered.snapshot()
     assert after["get_count"] - before["get_count"] == 2
-    assert after["get_bytes"] - before["get_bytes"] == head_bytes(BLOCK) + FRAME_BYTES
+    assert after["get_bytes"] - before["get_bytes"] == head_bytes(BLOCK, FRAME_BYTES) + FRAME_BYTES
     assert world.proxy.connections() == connections
 
 

@@ -249,6 +249,34 @@ def test_segments_are_written_over(
     assert data.used() == 0
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_w4_what_the_disk_holds_is_counted_as_it_comes_and_goes(
+    disk: DirectoryDisk, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging_data, "SEGMENT_BYTES", 1000)
+    data = StagingData(RUNTIME, disk)
+    data.spare_bytes = 5000
+    dice = random.Random(seed)
+    spots: list[staging_data.Spot] = []
+    for _ in range(500):
+        if spots and dice.random() < 0.5:
+            data.release(spots.pop(dice.randrange(len(spots))).segment)
+        elif dice.random() < 0.02:
+            data.clear()
+        else:
+            spots.append(data.put([b"x" * dice.randrange(1, 400)]))
+        sizes = [max(each.length, each.room) for each in data._segments.values()]
+        assert data.used() == sum(sizes) + sum(size for _, size in data._spares)
+    for spot in spots:
+        data.release(spot.segment)
+    data.clear()
+    assert data.used() == 0
+    assert disk.names() == []
+    later = StagingData(RUNTIME, disk)
+    later.adopt(staging_data.Spot(7, 30, 12, 0))
+    assert later.used() == 42
+
+
 def test_w1_an_upload_takes_nothing_from_what_is_yet_to_be_taken_up(disk: DirectoryDisk) -> None:
     """A fast store had the first object, and its segment was removed with the others in it."""
     before = StagingData(RUNTIME, disk)

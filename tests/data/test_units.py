@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.codec import (
-    FRAME_BYTES,
     Codec,
     Opener,
     UnitHead,
@@ -21,7 +20,7 @@ from fsdata.codec import (
     parse_head,
 )
 from fsdata.seal import KEY_BYTES, BlockCipher, Sealer
-from fsdata.units import Buffer, units_front_bytes
+from fsdata.units import UNIT_BYTES, Buffer, units_front_bytes
 from fsmeta.errors import ObjectDamaged
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SliceId
@@ -30,7 +29,7 @@ from tests.data.world import pattern
 KEY = bytes(range(KEY_BYTES))
 SLICE, BLOCK = SliceId(1234567), 2
 NOISE = b"".join(hashlib.sha256(n.to_bytes(2, "big")).digest() for n in range(2500))
-DATA = pattern(FRAME_BYTES) + NOISE + b"words and words " * 9000
+DATA = pattern(UNIT_BYTES) + NOISE + b"words and words " * 9000
 CODECS = st.sampled_from(list(Codec))
 
 
@@ -80,7 +79,7 @@ def test_a_block_compressed_as_one_is_still_read(whole: str) -> None:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-@pytest.mark.parametrize("size", [1, FRAME_BYTES, FRAME_BYTES + 1, len(DATA)])
+@pytest.mark.parametrize("size", [1, UNIT_BYTES, UNIT_BYTES + 1, len(DATA)])
 def test_round_trip_sealed(codec: Codec, size: int) -> None:
     whole = sealed(DATA[:size], codec)
     assert check_object(whole) == size, "checked without a key"
@@ -103,8 +102,8 @@ def test_ranges(data: st.DataObject, codec: Codec, locked: bool) -> None:
     end = data.draw(st.integers(begin + 1, size))
     head = parse_head(whole)
     first, skip, stop = head.span(begin, end)
-    assert begin - first < FRAME_BYTES
-    assert stop - skip <= end - begin + 2 * FRAME_BYTES + 16 * 8
+    assert begin - first < UNIT_BYTES
+    assert stop - skip <= end - begin + 2 * UNIT_BYTES + 16 * 8
     part = bytearray(whole[head.size + skip : head.size + stop])
     key = opener() if locked else None
     assert decode_range(head, first, part, key)[begin - first :][: end - begin] == block[begin:end]
@@ -116,7 +115,7 @@ def test_ranges(data: st.DataObject, codec: Codec, locked: bool) -> None:
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 7), CODECS, st.booleans())
 def test_every_flipped_bit_is_noticed(at: float, bit: int, codec: Codec, locked: bool) -> None:
     """In magic, head, salt, table, payload and tags alike; also without the key."""
-    small = DATA[FRAME_BYTES - 300 : FRAME_BYTES + 100] + bytes(FRAME_BYTES)
+    small = DATA[UNIT_BYTES - 300 : UNIT_BYTES + 100] + bytes(UNIT_BYTES)
     whole = bytearray(sealed(small, codec) if locked else b"".join(encode((small,), codec)))
     # half of the places in head and table, which are the smaller part
     size = 60 if at < 0.5 else len(whole)
@@ -129,7 +128,7 @@ def test_every_flipped_bit_is_noticed(at: float, bit: int, codec: Codec, locked:
 
 @given(st.floats(0, 1, exclude_max=True), CODECS)
 def test_every_torn_object_is_noticed(at: float, codec: Codec) -> None:
-    whole = sealed(DATA[: FRAME_BYTES + 9], codec)
+    whole = sealed(DATA[: UNIT_BYTES + 9], codec)
     for wrong in (whole[: int(at * len(whole))], whole + b"x"):
         with pytest.raises(ObjectDamaged):
             decode(wrong, opener())
@@ -154,7 +153,7 @@ def test_units_can_t_be_swapped_or_left_out() -> None:
     """Checksums are no secret: whoever makes them anew still fails at the tags."""
     salt = bytes(16)
     cipher = Sealer(SystemRuntime(), KEY).cipher(SLICE, BLOCK, salt)
-    data = DATA[: 2 * FRAME_BYTES]
+    data = DATA[: 2 * UNIT_BYTES]
 
     class Swapped:
         """Seals units in each other's place, and opens them rightly."""

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from fsdata.budget import BUFFER_BYTES_MIN
-from fsdata.codec import FRAME_BYTES
 from fsdata.disk_cache import CachePolicy
 from fsdata.disk_cache_disk import DiskLimits
 from fsdata.whole_blocks import CALM_S, WAITING_MAX, WholeBlocks
 from fsmeta.errors import Unavailable
-from fsmeta.types import SliceId
+from fsmeta.types import FRAME_BYTES, SliceId
 from tests.data.disk_world import BLOCK, MIB, RUNTIME, CacheWorld, pattern, wait_for
 
 PAGE = 4096

@@ -313,7 +313,7 @@ def test_a_session_is_named_by_its_number() -> None:
 
 
 SOMETIMES = {"shards", "hash_prefix", "options", "encryption", "changes", "epoch", "accounting"}
-SOMETIMES |= {"trash_days"}
+SOMETIMES |= {"trash_days", "frame_bytes"}
 
 
 @pytest.mark.parametrize(
@@ -343,10 +343,27 @@ def test_a_format_has_only_what_it_needs() -> None:
         {"changes": None},
         {"epoch": "1"},
         {"accounting": "odd"},
+        {"frame_bytes": "4096"},
+        {"frame_bytes": 2048},
+        {"frame_bytes": 12288},
     ):
         record = msgpack.unpackb(volume.pack_format(FORMAT))
         with pytest.raises(Corrupt):
             volume.unpack_format(schema.pack_map({**record, **wrong}))
+
+
+def test_small_frames_are_of_a_later_version() -> None:
+    """O4: who does not know them would take every block for damaged."""
+    made = volume.new_format("vol", "mem", "")
+    assert (made.frame_bytes, made.version) == (16 << 10, volume.FRAMES_VERSION)
+    assert volume.unpack_format(volume.pack_format(made)) == made
+    old = volume.new_format("vol", "mem", "", frame_bytes=64 << 10)
+    assert old.version == volume.FIRST_VERSION
+    kept = msgpack.unpackb(volume.pack_format(old))
+    assert "frame_bytes" not in kept, "as volumes have it that were made before there was a choice"
+    assert old.with_frames(4 << 10).version == volume.FRAMES_VERSION
+    back = made.with_frames(64 << 10)
+    assert back.version == volume.FRAMES_VERSION, "there may be blocks in small ones"
 
 
 def test_a_later_version_says_what_to_do() -> None:

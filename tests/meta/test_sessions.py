@@ -17,9 +17,9 @@ from fsmeta.ops.lock import Outcome
 from fsmeta.ops.session import fence_off
 from fsmeta.runtime import SystemRuntime
 from fsmeta.schema_locks import Kind
-from fsmeta.store import Commit
+from fsmeta.store import DELETE_ROW, Commit
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SessionId
-from tests.meta.engines import Engine, dump
+from tests.meta.engines import Engine, change, dump
 
 MANY = 2000
 WRITE = Range(True)
@@ -197,3 +197,22 @@ def test_thousands_of_sessions(engine: Engine) -> None:
     print(f"{MANY} sessions: a beat {beat_s * 1e6:.0f} µs, a look at all {took * 1e3:.0f} ms")
     for sid in others[:-1]:
         meta.sessions.end(sid)
+
+
+def test_another_volume_in_its_place_is_not_joined(engine: Engine) -> None:
+    """Who was cut off when a volume was destroyed and made anew went on in the new one, with the
+    block size and the key of the old one.
+    """
+    meta = engine.meta()
+    with engine.first.everything() as records:
+        rows = {record[0] for record in records}
+    engine.first.commit(change(*[(DELETE_ROW, row) for row in rows]))
+    engine.format()
+    ended = _id(meta)
+    with pytest.raises((Fenced, Rewound)):
+        meta.sessions.beat(0)
+    with pytest.raises(Rewound):
+        meta.sessions.open({"host": "anew"}, ended=ended)
+    with pytest.raises(Rewound):
+        _file(meta, b"file")
+    assert engine.meta().sessions.all()[0].id == 1

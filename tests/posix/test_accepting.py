@@ -90,6 +90,21 @@ def test_w2_files_are_accepted_without_asking(pair: Pair) -> None:
         assert read(pair.me, b"/d/%d" % number) == b"mine"
 
 
+def test_w2_what_is_all_laid_over_is_not_asked_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel asks for security.capability before the first write to a file."""
+    pair.hold()
+    ino = make(pair, pair.me.stat(b"/d").ino, b"new")
+    store = pair.mine.meta.store
+    assert isinstance(store, StagedStore)
+    asked: list[object] = []
+    monkeypatch.setattr(store._inner, "read", lambda keys, _busy=(): asked.append(keys))
+    with pytest.raises(OSError, match="attribute"):
+        pair.mine.vfs.getxattr(KERNEL, ino, b"security.capability")
+    assert asked == []
+
+
 @pytest.mark.parametrize("pair", ["redis"], indirect=True)
 def test_w2_only_the_look_up_asks_where_others_made_the_directory(pair: Pair) -> None:
     pair.them.mkdir(b"/t")

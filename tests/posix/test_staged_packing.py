@@ -15,6 +15,7 @@ from fsdata import staged_small
 from fsdata.block_names import object_key
 from fsdata.obj_mem import MemObjects
 from fsdata.objects import Buffer
+from fsdata.staging_data import Spot, StagingData
 from fsmeta import schema
 from fsmeta.schema_packing import OpenSegment
 from fsmeta.store import DELETE
@@ -128,6 +129,36 @@ def test_o6_many_files_are_few_requests(tmp_path: Path) -> None:
     volume.end()
     assert len(volume.objects.puts) == 1
     assert len(list(volume.objects.list("chunks/"))) == 1
+
+
+def test_o6_what_was_just_written_is_not_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And memory lets go of it: nobody will look for it by that name."""
+    volume = Volume(tmp_path)
+    reads: list[Spot] = []
+    read_range = StagingData.read_range
+
+    def noted(data: StagingData, spot: Spot, begin: int, end: int) -> bytes:
+        reads.append(spot)
+        return read_range(data, spot, begin, end)
+
+    monkeypatch.setattr(StagingData, "read_range", noted)
+    volume.write(FILES)
+    volume.settle()
+    assert volume.packer.packed == FILES
+    assert reads == []
+    assert volume.mine.cache.stats().blocks == 0
+    volume.end()
+
+
+def test_o6_what_memory_has_lost_is_read_back(tmp_path: Path) -> None:
+    volume = Volume(tmp_path)
+    volume.write(FILES)
+    volume.mine.cache.shrink(1 << 30)
+    volume.settle()
+    assert volume.packer.packed == FILES
+    volume.end()
 
 
 def test_o6_who_waits_for_the_store_does_not_wait_for_company(tmp_path: Path) -> None:

@@ -106,9 +106,9 @@ class SimCondition:
 
     __slots__ = ("_lock", "_scheduler", "_waiters")
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, lock: SimLock | None = None) -> None:
         self._scheduler = scheduler
-        self._lock = SimLock(scheduler)
+        self._lock = lock or SimLock(scheduler)
         self._waiters: list[Task] = []
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -97,8 +97,9 @@ class SimRuntime:
     def lock(self) -> Lock:
         return SimLock(self.scheduler)
 
-    def condition(self) -> Condition:
-        return SimCondition(self.scheduler)
+    def condition(self, lock: Lock | None = None) -> Condition:
+        assert lock is None or isinstance(lock, SimLock)
+        return SimCondition(self.scheduler, lock)
 
     def event(self) -> Event:
         return SimEvent(self.scheduler)

@@ -1,0 +1,59 @@
+"""W1: entries of a journal as bytes: what is packed comes back, whichever thread packs it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fsmeta.entry import Entry, Guard, Need, unpack
+from fsmeta.ops.create import NewNode
+from fsmeta.runtime import SystemRuntime
+from fsmeta.types import Caller, Ino, Slice, SliceId
+
+RUNTIME = SystemRuntime()
+THREADS = 4
+ENTRIES = 300
+CALLER = Caller(1000, 100, (100, 27), 4242, True)
+
+
+def entries(thread: int) -> list[Entry]:
+    """Creates and writes, no two alike."""
+    made: list[Entry] = []
+    for number in range(ENTRIES):
+        ino, name = Ino(thread * ENTRIES + number), b"%d of %d" % (number, thread)
+        create = Entry("create", CALLER, number, (Ino(1), name, NewNode(ino, 0o100644)))
+        create.guards = (Guard(b"d", name, b"dentry"),)
+        piece = Slice(0, SliceId(ino), 1 << 17, 0, 1 << 17)
+        write = Entry("write", CALLER, number, (ino, ((0, piece),), 1 << 17, number, None))
+        write.needs = (Need(f"chunks/0/0/{ino}_0_131072", 3, number, 131_100, thread),)
+        made += [create, write]
+    return made
+
+
+def test_w1_threads_pack_at_once() -> None:
+    """A packer that two of them used would mix what they say."""
+    packed: dict[int, list[bytes]] = {}
+
+    def work(thread: int) -> None:
+        packed[thread] = [entry.pack() for entry in entries(thread)]
+
+    threads = [RUNTIME.spawn(f"packs-{each}", partial(work, each)) for each in range(THREADS)]
+    for each in threads:
+        each.join()
+    for thread in range(THREADS):
+        for entry, data in zip(entries(thread), packed[thread], strict=True):
+            found = unpack(data)
+            assert (found.name, found.caller, found.args) == (entry.name, CALLER, entry.args)
+            assert (found.guards, found.needs) == (entry.guards, entry.needs)
+
+
+def test_w1_what_does_not_pack_spoils_no_other() -> None:
+    bad = Entry("create", CALLER, 0, (object(),))
+    good = entries(0)[1]
+    before = good.pack()
+    for _ in range(3):
+        try:
+            bad.pack()
+        except TypeError:
+            continue
+        raise AssertionError("an object is nothing that a verb takes")
+    assert good.pack() == before
