@@ -72,6 +72,7 @@ class Background:
         self.packer = Packer(meta, data, files, runtime, self._pool, self._cond, pack_below)
         self._leader.on_thin = self.packer.again
         self.on_lost: Callable[[], None] = _nothing  # told before we join anew
+        self.on_joined: Callable[[], None] = _nothing  # and when we have, and have beaten
         self.quotas = QuotaWatch(meta, runtime)
         self.in_use: Callable[[], Sequence[Ino]] = list  # not open, and not to be deleted either
         self._heart: Thread | None = None
@@ -199,6 +200,7 @@ class Background:
                 return
         try:
             self.beat()  # at once: what we hold open and is still there is not to be deleted now
+            self.on_joined()
         except (StoreError, OSError) as error:
             log.warning("heartbeat: %s", error)
 

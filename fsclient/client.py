@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fsclient.background import HEARTBEAT_S, Background
@@ -21,7 +22,7 @@ from fsclient.data_side import DataSide
 from fsclient.losses import Lost
 from fsclient.metrics import Metrics, data_numbers, metadata_numbers
 from fsclient.object_options import parse_options
-from fsclient.object_stores import Pacing, Stack, open_objects, stacked
+from fsclient.object_stores import Pacing, Stack, open_objects, place_of, stacked
 from fsclient.packer import PACK_BELOW, PACKED_STORAGES
 from fsclient.vfs import VFS
 from fsclient.virtual import VirtualFiles
@@ -102,6 +103,7 @@ class Client:
     """One client of a volume."""
 
     lost: Lost | None = None  # what could not be stored; known once it has stopped
+    drained = True  # whether others see all that was accepted; the same
 
     def __init__(
         self,
@@ -112,10 +114,11 @@ class Client:
         staging: StagingDisk | None = None,
         offer: KeyOffer | None = None,
         cache_files: CacheFiles | None = None,
+        step: Callable[[str], object] = bool,
     ) -> None:
         """`objects` stands in for the store that the volume's settings name, `staging` for the
         directory of a journal; `offer` opens the volume; `cache_files` stands in for the disks of
-        the cache.
+        the cache; `step` is told what is waited for next.
 
         Raises: ConfigError.
         """
@@ -126,15 +129,14 @@ class Client:
         settings = self.meta.format
         sealer = sealer_of(settings, runtime, offer)
         self.overrides = parse_options(settings.storage, self.options.store_options)
-        raw = objects
-        if raw is None:
-            raw = open_objects(settings, runtime, self.overrides)
+        step(f"the object store, {place_of(settings)}")
+        raw = objects or open_objects(settings, runtime, self.overrides)
         stack = stacked(raw, settings.storage, runtime, self.options.pacing)
         self.objects: ObjectStore = stack.store
         self.budget = Budget(runtime, self.options.buffer_bytes)
         self.writeback: WriteBack | None = None
         if staged is not None:
-            self.writeback = self._open_writeback(staged, store, stack.store, staging)
+            self.writeback = self._open_writeback(staged, store, stack.store, staging, step)
             self.objects = self.writeback.objects
         small = self.options.pack_below_for(settings.storage)
         self.cache = MemCache(runtime, self.budget, settings.block_bytes, small)
@@ -221,9 +223,11 @@ class Client:
         store: Store,
         objects: ObjectStore,
         disk: StagingDisk | None,
+        step: Callable[[str], object],
     ) -> WriteBack:
         """What stands between this client and its stores. Raises: ConfigError."""
         options = self.options
+        step(f"the journal in {options.staging_dir}")
         assert options.writeback is not None, "else nothing is staged"
         runtime = self._runtime
         disk = disk or open_disk(
@@ -309,7 +313,14 @@ class Client:
             )
         if self.writeback is not None:
             self.writeback.recover(self.meta)
+            self.background.beat()  # the floor is that of what was taken up
+            self._announce()
+            self.background.on_joined = self._announce
             self.writeback.start()
+
+    def _announce(self) -> None:
+        assert self.writeback is not None, "called where it is there"
+        self.writeback.announce(socket.gethostname())
 
     def unstored_bytes(self) -> int:
         """What is written and not in the object store yet."""
@@ -327,8 +338,8 @@ class Client:
             losses.add(ino, error)
         self.lost = losses.told(self.meta.store)
         self.vfs.locks.stop()
-        drained = self.writeback is None or self.writeback.stop()
-        if failed or not drained:  # there has been time enough for a store that is away
+        self.drained = self.writeback is None or self.writeback.stop()
+        if failed or not self.drained:  # there has been time enough for a store that is away
             self._leaving.set()
         self.vfs.atimes.stop()
         self.vfs.coherence.stop()

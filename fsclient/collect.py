@@ -70,6 +70,7 @@ class Job(NamedTuple):
     age_s: float = AGE_S
     delete: bool = False
     threads: int = THREADS
+    may_delete: Callable[[], None] = lambda: None  # raises where it must not begin
 
 
 def collect(
@@ -108,6 +109,7 @@ def _begin(meta: Meta, job: Job, place: Place) -> None:
     floor, holder = _floor(meta)
     run = place.begin(floor, lineage)
     if job.delete:
+        job.may_delete()  # who is gone by now was not counted, or held the floor down
         bound = floor
         meta.transactor.run(lambda txn: marks.begin(txn, bound, run))
         after, by = _floor(meta)  # of sessions that have joined before they could see it

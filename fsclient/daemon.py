@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from fsmeta.errors import ConfigError, StoreError
 
 log = logging.getLogger(__name__)
 
+SILENT_S: Final = 2.0  # then the command says what the mount waits for
 _READY: Final = b"\0"
+_STEP: Final = b"\1"  # and a line, that ends: what is being waited for from now on
 _MESSAGE_BYTES_MAX: Final = 4096
 
 
@@ -38,9 +41,30 @@ def open_log(path: str) -> int:
         raise ConfigError(f"can't write the log {path}: {error.strerror}; choose --log") from error
 
 
-def daemonize(serve: Callable[[Callable[[], None]], int], log_file: str) -> int:
-    """Run `serve(ready)` in a process of its own; returns once it calls `ready`.
+class Teller(Protocol):
+    """Whom a mount tells how far it is. Threading: one thread."""
 
+    def step(self, what: str) -> None:
+        """It begins to wait for something: named in the words of a user, with no secret in them."""
+
+    def ready(self) -> None:
+        """It can be used."""
+
+
+class Untold:
+    """Nobody waits: a mount in the foreground."""
+
+    def step(self, what: str) -> None:
+        pass
+
+    def ready(self) -> None:
+        pass
+
+
+def daemonize(serve: Callable[[Teller], int], log_file: str) -> int:
+    """Run `serve(teller)` in a process of its own; returns once that is told that it is ready.
+
+    Says on standard error what it waits for where that takes long.
     Its standard error is `log_file`, so that whatever Python has to say is there as well.
     Raises: ConfigError with what the child says when it fails before that.
     """
@@ -53,11 +77,7 @@ def daemonize(serve: Callable[[Callable[[], None]], int], log_file: str) -> int:
         os._exit(_child(serve, tell, log_fd))
     os.close(log_fd)
     os.close(tell)
-    message = b""
-    while part := os.read(told, _MESSAGE_BYTES_MAX):
-        message += part
-        if message == _READY:
-            break
+    message = _heard(told)
     os.close(told)
     if message == _READY:
         return 0
@@ -66,32 +86,61 @@ def daemonize(serve: Callable[[Callable[[], None]], int], log_file: str) -> int:
     )
 
 
-def _child(serve: Callable[[Callable[[], None]], int], tell: int, log_fd: int) -> int:
+def _heard(told: int) -> bytes:
+    """What the child says in the end; what it waits for is told when it takes long."""
+    poll = select.poll()
+    poll.register(told, select.POLLIN)
+    message = step = b""
+    while message != _READY:
+        if step and not poll.poll(SILENT_S * 1000):
+            print(f"slicefs: waiting for {step.decode(errors='replace')}", file=sys.stderr)
+            step = b""
+        part = os.read(told, _MESSAGE_BYTES_MAX)
+        if not part:
+            break
+        message += part
+        while message.startswith(_STEP) and b"\n" in message:
+            step, _, message = message[len(_STEP) :].partition(b"\n")
+    return message
+
+
+class _Pipe:
+    """Tells the command that waits, if it still does."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def step(self, what: str) -> None:
+        self.say(_STEP + what.encode()[:_MESSAGE_BYTES_MAX] + b"\n")
+
+    def ready(self) -> None:
+        os.chdir("/")  # or the directory we were started in could not be unmounted
+        self.say(_READY)
+        os.close(self._fd)
+
+    def say(self, message: bytes) -> None:
+        try:
+            os.write(self._fd, message)
+        except OSError:
+            pass  # it was told already, or was interrupted; the log has it
+
+
+def _child(serve: Callable[[Teller], int], tell: int, log_fd: int) -> int:
     """The process that stays: its exit code, whatever happens."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
-
-    def ready() -> None:
-        os.chdir("/")  # or the directory we were started in could not be unmounted
-        _say(tell, _READY)
-        os.close(tell)
-
+    pipe = _Pipe(tell)
     try:
-        return serve(ready)
+        return serve(pipe)
     except (ConfigError, StoreError, OSError) as error:
         log.error("the mount has failed: %s", error)
-        _say(tell, str(error).encode()[:_MESSAGE_BYTES_MAX])
+        pipe.say(str(error).encode()[:_MESSAGE_BYTES_MAX])
     except Exception as error:
         log.exception("the mount has failed")
-        _say(tell, f"unforeseen: {error!r}".encode()[:_MESSAGE_BYTES_MAX])
+        pipe.say(f"unforeseen: {error!r}".encode()[:_MESSAGE_BYTES_MAX])
     return 1
 
 
-def _say(tell: int, message: bytes) -> None:
-    """Tell the command that waits, if it still does."""
-    try:
-        os.write(tell, message)
-    except OSError:
-        pass  # it was told already, or was interrupted; the log has it
+_CONFORMS: tuple[Callable[[], Teller], Callable[[int], Teller]] = (Untold, _Pipe)

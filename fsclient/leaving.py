@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from fsmeta.runtime import Runtime
 
 EVERY_S: Final = 0.5
+LEFT: Final = 3  # the exit code where a journal is left on the host: who ends that now loses it
 _WORD: Final = b"left "
 _FILE: Final = "slicefs-end"
 _FILE_BYTES_MAX: Final = 1 << 16

@@ -24,6 +24,7 @@ from fsmeta.volume import VolumeFormat
 
 if TYPE_CHECKING:
     from fsdata.obj_s3 import S3Objects
+    from fsdata.obj_s3_http import Timeouts
     from fsdata.obj_s3_keys import Keys
 
 OWNER_KEY: Final = "volume"  # the object that says whose objects these are: the volume's uuid
@@ -134,6 +135,7 @@ class _Opener:
         self._options = {**(settings.options or {}), **(overrides or {})}
         self._keys: Keys | None = None
         self._buckets: list[S3Objects] = []
+        self._timeouts: Timeouts | None = None  # of these; None: as the options have it
         self._makers: Mapping[str, Callable[[int], ObjectStore]] = {
             "mem": self._memory,
             "file": self._directory,
@@ -177,6 +179,7 @@ class _Opener:
         if self._keys is None:
             self._keys = Keys(self._runtime, found.account)
         made = S3Objects(self._runtime, found, self._keys)
+        made.set_timeouts(self._timeouts)
         self._buckets.append(made)
         return made
 
@@ -184,15 +187,16 @@ class _Opener:
     def impatient(self) -> Iterator[None]:
         """While little is asked, a store that hangs is given up soon, and with a remedy.
 
+        What is opened meanwhile, too.
+
         Unless somebody has said how long it may take.
         """
-        soon = None
-        if self._buckets and "timeout" not in self._options:
+        if self._settings.storage == "s3" and "timeout" not in self._options:
             from fsdata.obj_s3_http import Timeouts
 
-            soon = Timeouts(silent_s=_OPENING_SILENT_S, whole_s=2 * _OPENING_SILENT_S)
+            self._timeouts = Timeouts(silent_s=_OPENING_SILENT_S, whole_s=2 * _OPENING_SILENT_S)
         for each in self._buckets:
-            each.set_timeouts(soon)
+            each.set_timeouts(self._timeouts)
         try:
             yield
         except Unreached as error:
@@ -201,6 +205,7 @@ class _Opener:
                 "here; --store-option timeout=SECONDS lets an answer take longer"
             ) from error
         finally:
+            self._timeouts = None
             for each in self._buckets:
                 each.set_timeouts(None)
 
@@ -262,25 +267,33 @@ def claimed(settings: VolumeFormat, runtime: Runtime) -> Iterator[None]:
     """
     opener = _Opener(settings, runtime, None)
     with ExitStack() as closing, ExitStack() as undo:
-        for number in range(opener.count()):
-            if settings.storage == "s3":
-                _make_bucket(opener.bucket(number), closing, undo)
-            part = opener.open(number)
-            closing.callback(part.close)
-            if settings.storage != "mem":
-                require_empty(part, settings)
-            undo.callback(quietly, partial(part.delete, CHECK_KEY))
-            check_usable(part)
-            if settings.storage != "mem":
-                undo.callback(quietly, partial(part.delete, OWNER_KEY))
-                part.put(OWNER_KEY, (settings.uuid.encode(),))
-                part.sync((OWNER_KEY,))
+        with opener.impatient():
+            for number in range(opener.count()):
+                _claim(opener, number, settings, closing, undo)
         try:
             yield
         except Ambiguous:
             undo.pop_all()  # there may be a volume now
             raise
         undo.pop_all()
+
+
+def _claim(
+    opener: _Opener, number: int, settings: VolumeFormat, closing: ExitStack, undo: ExitStack
+) -> None:
+    """Test a part of a new volume's store, and mark it."""
+    if settings.storage == "s3":
+        _make_bucket(opener.bucket(number), closing, undo)
+    part = opener.open(number)
+    closing.callback(part.close)
+    if settings.storage != "mem":
+        require_empty(part, settings)
+    undo.callback(quietly, partial(part.delete, CHECK_KEY))
+    check_usable(part)
+    if settings.storage != "mem":
+        undo.callback(quietly, partial(part.delete, OWNER_KEY))
+        part.put(OWNER_KEY, (settings.uuid.encode(),))
+        part.sync((OWNER_KEY,))
 
 
 def _make_bucket(bucket: S3Objects, closing: ExitStack, undo: ExitStack) -> None:
@@ -308,18 +321,23 @@ def require_room(settings: VolumeFormat, runtime: Runtime) -> None:
     if settings.storage not in ("s3", "rados"):
         return
     opener = _Opener(settings, runtime, None)
-    for number in range(opener.count()):
-        if settings.storage == "s3":
-            bucket = opener.bucket(number)
-            there = bucket.has_bucket()
-            bucket.close()
-            if not there:
-                continue
-        part = opener.open(number)
-        try:
-            require_empty(part, settings)
-        finally:
-            part.close()
+    with opener.impatient():
+        for number in range(opener.count()):
+            _require_room(opener, number, settings)
+
+
+def _require_room(opener: _Opener, number: int, settings: VolumeFormat) -> None:
+    if settings.storage == "s3":
+        bucket = opener.bucket(number)
+        there = bucket.has_bucket()
+        bucket.close()
+        if not there:
+            return
+    part = opener.open(number)
+    try:
+        require_empty(part, settings)
+    finally:
+        part.close()
 
 
 def quietly(remove: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ from fsmeta.entry import Entry, Rules, slices_of
 from fsmeta.errors import StoreError, Voided
 from fsmeta.ops import publish
 from fsmeta.runtime import Runtime, Thread
-from fsmeta.schema_journal import journal_row
+from fsmeta.schema_journal import is_mark, journal_row
 from fsmeta.store import Store
 from fsmeta.store_staged import StagedStore
 from fsmeta.together import Together
@@ -97,7 +97,11 @@ class Publisher:
         """Up to which sequence the journal is published, by domain. Raises: StoreError."""
         row = journal_row(self._journal)
         fields = self._run.view(lambda txn: txn.get_row(row))
-        return {schema.id_of(field): schema.id_of(value) for field, value in fields.items()}
+        return {
+            schema.id_of(field): schema.id_of(value)
+            for field, value in fields.items()
+            if is_mark(field)
+        }
 
     def forget_journal(self) -> None:
         """The journal is empty and its files are gone. Raises: StoreError."""

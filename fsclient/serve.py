@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from fsclient.cache_options import CacheOptions
 from fsclient.client import Client, ClientOptions
 from fsclient.config import naming, open_store, require_apart, require_sound
-from fsclient.daemon import open_log
+from fsclient.daemon import Teller, open_log
 from fsclient.fuse import mount as kernel
 from fsclient.fuse.idle import IdlePolling
 from fsclient.fuse.init import Agreement, KernelWants
@@ -26,7 +26,7 @@ from fsclient.fuse.mount_options import parse_options as kernel_options
 from fsclient.fuse.protocol import Init
 from fsclient.fuse.session import Session, SessionConfig
 from fsclient.interpreter import tune
-from fsclient.leaving import Testament, telling
+from fsclient.leaving import LEFT, Testament, telling
 from fsclient.metrics import operation_numbers
 from fsclient.object_stores import Pacing, require_usable, require_writable
 from fsclient.staging_slot import warn_of_journals
@@ -37,6 +37,7 @@ from fsdata.budget import BUFFER_BYTES
 from fsmeta.errors import ConfigError, Rewound, StoreError
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.transact import DEADLINE_S
+from fsmeta.urls import shown_url
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,8 @@ class MountRequest(NamedTuple):
     tikv_gc: bool = True  # have old values in TiKV dropped, if this client leads
 
 
-def serve(request: MountRequest, ready: Callable[[], None]) -> int:
-    """Mount and serve until unmounted; the exit code. `ready` is called once it can be used.
+def serve(request: MountRequest, teller: Teller) -> int:
+    """Mount and serve until unmounted; the exit code. `teller` learns how far it is.
 
     Raises: ConfigError.
     """
@@ -99,6 +100,7 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
     )
     _fail_on_signal()
     idle = IdlePolling(runtime, request.idle_poll)
+    teller.step(f"the metadata in {shown_url(request.meta)}")
     store = open_store(
         request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc
     )
@@ -106,7 +108,7 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
         for warning in require_sound(request.meta, store):
             log.warning("%s", warning)
         with naming(request.meta):
-            client = Client(store, runtime, options, offer=request.offer)
+            client = Client(store, runtime, options, offer=request.offer, step=teller.step)
         if request.staging.options is None:
             warn_of_journals(request.staging.others, client.meta.format.uuid)
         client.vfs.root = find_root(client.meta, request.subdir, request.snapshot)
@@ -121,7 +123,7 @@ def serve(request: MountRequest, ready: Callable[[], None]) -> int:
         store.close()
         raise
     try:
-        return _serve_mounted(client, mounted, request, idle, runtime, ready)
+        return _serve_mounted(client, mounted, request, idle, runtime, teller)
     finally:
         os.close(mounted.fd)
 
@@ -132,7 +134,7 @@ def _serve_mounted(
     request: MountRequest,
     idle: IdlePolling,
     runtime: Runtime,
-    ready: Callable[[], None],
+    teller: Teller,
 ) -> int:
     trace = logging.getLogger("slicefs.request").debug if request.debug else None
     acl = kernel_options(request.options).acl
@@ -164,14 +166,16 @@ def _serve_mounted(
         raise
     log.info("volume %s mounted on %s", client.meta.format.name, mounted.mountpoint)
     testament = Testament(_log_place(request))
-    ready()
+    teller.ready()
     session.wait()
     with telling(runtime, client.unstored_bytes):
         client.stop()
     lost = client.lost
     log.info("unmounted %s", mounted.mountpoint)
     testament.end(None if lost is None else {**lost._asdict(), "text": str(lost)})
-    return 0 if lost is None else 1
+    if lost is not None:
+        return 1
+    return 0 if client.drained else LEFT
 
 
 def _write_directly(client: Client, agreed: Agreement) -> None:

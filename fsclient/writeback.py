@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from fsclient.commits import ignore_slices
@@ -28,13 +30,17 @@ from fsdata.objects import ObjectStore
 from fsdata.staging_data import Spot, StagingData
 from fsdata.staging_disk import DirectoryDisk, StagingDisk
 from fsdata.staging_log import StagingLog
+from fsmeta.cache import RowCache
 from fsmeta.engine import Meta
 from fsmeta.entry import EVERY, VERBS, Entry, Need, Rules, unpack
 from fsmeta.errors import StoreError
+from fsmeta.ops import publish
 from fsmeta.published import Published
 from fsmeta.runtime import Runtime, Thread
+from fsmeta.schema_journal import Holder
 from fsmeta.store import Store
 from fsmeta.store_staged import StagedStore
+from fsmeta.transact import Transactor
 from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId
 
 log = logging.getLogger(__name__)
@@ -96,6 +102,8 @@ class WriteBack:
         self._dirty = runtime.event()
         self._syncer: Thread | None = None
         self._block_bytes = 0
+        self._meta: Meta
+        self._journal: int
         self._log: StagingLog
         self._publisher: Publisher
         self._published: Published
@@ -122,11 +130,13 @@ class WriteBack:
 
         Raises: StoreError, OSError.
         """
+        self._meta = meta
         self._block_bytes = meta.format.block_bytes
         self._published = Published(meta, self._inner, self._store, self._runtime)
         found = staging_log.recover(self._disk, meta.format.uuid)
         journal = found.journal if found else self._runtime.random_bits(JOURNAL_BITS)
         entries = [unpack(payload) for payload in found.payloads] if found else []
+        self._journal = journal
         self._publisher = Publisher(
             meta, self._store, self._inner, self.objects, self._runtime, journal
         )
@@ -208,6 +218,19 @@ class WriteBack:
             log.info("staging journal: %s does not fit any more: %s", entry, error)
         if not self._store.backlog.has(entry.sequence):
             self._store.add_unshown(entry)
+
+    def announce(self, host: str) -> None:
+        """Say that our session has the journal, after it has shown its floor. Raises: StoreError.
+
+        What the journal names is not collected as long as somebody may still publish it.
+        """
+        session = self._meta.session
+        assert session is not None, "call it between start and stop"
+        place = os.fsencode(self.place).decode(errors="replace")  # for people
+        holder = Holder(session.id, host, place)
+        # of its own, because the publisher may be busy in the name of a session that has ended
+        run = Transactor(self._inner, self._runtime, RowCache(self._runtime))
+        run.run(partial(publish.announce, journal=self._journal, holder=holder))
 
     def start(self) -> None:
         """Begin to publish."""

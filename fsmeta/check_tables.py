@@ -15,7 +15,7 @@ from fsmeta import schema, schema_slices
 from fsmeta.acl import unpack_record, without_mode
 from fsmeta.check_notes import USED_ACLS, Notes, Stage
 from fsmeta.errors import Corrupt
-from fsmeta.schema_journal import JOURNAL_PREFIX
+from fsmeta.schema_journal import HOLDER_FIELD, JOURNAL_PREFIX, unpack_holder
 from fsmeta.schema_packing import PACKED, is_open_segment, unpack_members, unpack_open
 from fsmeta.schema_sessions import unpack_session
 from fsmeta.spill import ID_MAX, Row
@@ -157,7 +157,12 @@ class Tables:
     def _check_journals(self) -> None:
         for row in self._rows(JOURNAL_PREFIX):
             for field, value in fields_of(self._store, row):
-                if field[:1] != b"p" or len(field) != 9 or len(value) != 8:
+                if field == HOLDER_FIELD:
+                    try:
+                        unpack_holder(row, value)
+                    except Corrupt as error:
+                        self._notes.report(0, str(error))
+                elif field[:1] != b"p" or len(field) != 9 or len(value) != 8:
                     text = f"journal {row[1:].hex()} has a mark {field!r} of {value!r}"
                     self._notes.report(0, text)
 

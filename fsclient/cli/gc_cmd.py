@@ -6,6 +6,7 @@ import errno
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, NamedTuple
 
 import click
@@ -13,17 +14,16 @@ import click
 from fsclient.cli.key_options import key_options, offered
 from fsclient.cli.options import META_WAIT_S, complete_files, duration, size, store_option
 from fsclient.cli.progress import ProgressLine
-from fsclient.cli.writeback_options import default_staging
 from fsclient.client import Client, ClientOptions
 from fsclient.collect import AGE_S, THREADS, Collected, Count, Job, Progress, collect
 from fsclient.collect_place import COMPACT, PACK, Place
 from fsclient.config import naming, open_store
+from fsclient.journals import give_up_journals, require_published
 from fsclient.object_options import parse_options
 from fsclient.object_stores import open_objects, stacked
 from fsclient.pack_walk import Gathered, PackWalk, pages
 from fsclient.packer import PACK_BELOW
 from fsclient.sizes import format_size
-from fsclient.staging_slot import left_journals
 from fsclient.volume_key import KeyOffer
 from fsdata.geometry import COMPACT_HIDDEN_MIN
 from fsdata.pool import WorkerPool
@@ -48,6 +48,13 @@ _FAILED: Final = 1
     default=None,
     show_default="512KiB",
     help="With --pack: files of at most this size.",
+)
+@click.option(
+    "--give-up-journals",
+    "give_up_journals_",
+    is_flag=True,
+    help="With --delete: nobody will publish what mounts that have ended have left; their disks "
+    "are lost.",
 )
 @click.option(
     "--age",
@@ -80,6 +87,7 @@ def gc(
     compact: bool,
     pack: bool,
     pack_below: int | None,
+    give_up_journals_: bool,
     age: float,
     threads: int,
     cursor_file: str | None,
@@ -99,6 +107,8 @@ def gc(
         raise ConfigError(
             "--cursor is for a run with --delete: counting alone can't be gone on with"
         )
+    if give_up_journals_ and not delete:
+        raise ConfigError("--give-up-journals is for a run with --delete")
     if pack_below is not None and not (pack and pack_below):
         raise ConfigError("--pack-below is for a run with --pack, and more than 0")
     runtime = SystemRuntime()
@@ -108,7 +118,9 @@ def gc(
         volume = _Volume(meta, store_options, offer, runtime)
         compacted = _compact(volume, place) if compact else None
         packed = _pack(volume, place, pack_below or PACK_BELOW, threads) if pack else None
-        found = _collect(meta, store_options, Job(age, delete, threads), runtime, place)
+        found = _collect(
+            meta, store_options, Job(age, delete, threads), give_up_journals_, runtime, place
+        )
         place.remove()
     finally:
         place.close()
@@ -140,7 +152,12 @@ def _place(meta: str, file: str | None, runtime: Runtime) -> Place:
 
 
 def _collect(
-    meta: str, store_options: tuple[str, ...], job: Job, runtime: Runtime, place: Place
+    meta: str,
+    store_options: tuple[str, ...],
+    job: Job,
+    give_up: bool,
+    runtime: Runtime,
+    place: Place,
 ) -> Collected:
     line = ProgressLine(runtime)
 
@@ -153,8 +170,9 @@ def _collect(
         with naming(meta):
             opened = Meta(store, runtime, META_WAIT_S)
         settings = opened.format
-        if job.delete:
-            _require_published(settings.uuid)
+        if give_up:
+            give_up_journals(opened)
+        job = job._replace(may_delete=partial(require_published, opened))
         raw = open_objects(settings, runtime, parse_options(settings.storage, store_options))
         objects = stacked(raw, settings.storage, runtime).store
         try:
@@ -164,19 +182,6 @@ def _collect(
             line.clear()
     finally:
         store.close()
-
-
-def _require_published(volume: str) -> None:
-    """Raises: ConfigError where a mount of this host has left a journal.
-
-    The blocks that it has uploaded, and nobody has published, would be taken for leaked.
-    """
-    for path, root in left_journals([default_staging()], volume):
-        raise ConfigError(
-            f"{path} has the journal of a mount that has ended, and gc would delete what that has "
-            f"uploaded and not published: mount with --writeback --staging-dir {root} once first, "
-            "or remove the journal to give up what is in it"
-        )
 
 
 class _Compacted(NamedTuple):

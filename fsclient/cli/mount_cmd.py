@@ -22,7 +22,7 @@ from fsclient.cli.options import (
 )
 from fsclient.cli.writeback_options import WORDS as WRITEBACK_WORDS
 from fsclient.cli.writeback_options import parse_writeback, writeback_options
-from fsclient.daemon import daemonize, default_log
+from fsclient.daemon import Untold, daemonize, default_log
 from fsclient.fuse.idle import MODES
 from fsclient.fuse.mount_options import ATIME_MODES, is_known, with_atime
 from fsclient.object_stores import TIMEOUT_S, Pacing
@@ -223,9 +223,9 @@ def mount(
         settings["tikv_gc"] == "auto",
     )
     if not background:
-        return serve(request, ready=lambda: None)
+        return serve(request, Untold())
     log_file = os.path.abspath(request.log_file or default_log())
-    return daemonize(lambda ready: serve(request._replace(log_file=None), ready), log_file)
+    return daemonize(lambda teller: serve(request._replace(log_file=None), teller), log_file)
 
 
 def _check_buffer(size_bytes: int) -> None:

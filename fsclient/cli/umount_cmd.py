@@ -13,7 +13,7 @@ import click
 from fsclient.cli.options import complete_directories
 from fsclient.cli.progress import ProgressLine
 from fsclient.fuse import mount as kernel
-from fsclient.leaving import Parting, left_by, open_testament, read_testament
+from fsclient.leaving import LEFT, Parting, left_by, open_testament, read_testament
 from fsclient.sizes import format_size
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
@@ -29,8 +29,11 @@ _CONFIG_BYTES_MAX: Final = 1 << 16
 @click.argument("mountpoint", shell_complete=complete_directories)
 @click.option("-l", "--lazy", is_flag=True, help="Detach now, end when nobody uses it any more.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def umount(mountpoint: str, lazy: bool, as_json: bool) -> None:
-    """Unmount MOUNTPOINT; returns when everything is stored and the client has left."""
+def umount(mountpoint: str, lazy: bool, as_json: bool) -> int:
+    """Unmount MOUNTPOINT; returns when everything is stored and the client has left.
+
+    Exit code 3: it is unmounted, and not all is stored: a journal on this host has the rest.
+    """
     if not mountpoint:  # an unset variable, most likely
         raise ConfigError("the mount point is empty: name a directory")
     info = kernel.find_mount(mountpoint) or kernel.find_mount(_resolved(mountpoint))
@@ -56,6 +59,7 @@ def umount(mountpoint: str, lazy: bool, as_json: bool) -> None:
                        "mount the volume here again", err=True)  # fmt: skip
         if parting is not None:
             _require_all_stored(parting)
+        return LEFT if left else 0
     finally:
         for fd in (watch, said):
             if fd is not None:

@@ -24,7 +24,7 @@ from fsmeta.entry import VERBS, Entry, Rules
 from fsmeta.errors import Conflict, Unavailable
 from fsmeta.ops import segments
 from fsmeta.ops.create import create
-from fsmeta.schema_journal import journal_row, mark_field
+from fsmeta.schema_journal import HOLDER_FIELD, Holder, journal_row, mark_field, pack_holder
 from fsmeta.store import ADD, SHIFT
 from fsmeta.together import Together
 from fsmeta.txn import Txn
@@ -154,6 +154,16 @@ def lost_and_found(txn: Txn) -> Ino:
     if kind is not FileType.DIR:
         raise OSError(errno.ENOTDIR, "/lost+found is no directory: move it away")
     return ino
+
+
+def announce(txn: Txn, journal: int, holder: Holder) -> None:
+    """Say whose a journal is: from now on gc knows that somebody may publish from it."""
+    txn.put(journal_row(journal), HOLDER_FIELD, pack_holder(holder))
+
+
+def abandon(txn: Txn, journal: int) -> None:
+    """Nobody will take up a journal. Its marks stay: if it is found, what is published stays so."""
+    txn.delete(journal_row(journal), HOLDER_FIELD)
 
 
 def forget_journal(txn: Txn, journal: int) -> None:

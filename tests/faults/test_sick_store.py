@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 
 from tests.ceph_cluster import CephCluster
 from tests.faults.places import s3_place
-from tests.faults.program import Volume, needs_mounts, slicefs, wait_until
+from tests.faults.program import Volume, needs_mounts, slicefs, wait_until, without_waits
 from tests.http_proxy import Fault, HttpProxy, Kind
 
 pytestmark = needs_mounts
@@ -115,6 +116,21 @@ def test_r3_many_files_wait_for_a_store_that_hangs_as_long_as_one(
     volume.end(LOST)
 
 
+def test_r3_mount_says_whom_it_waits_for(base: Path) -> None:
+    """Two seconds after it began to, and without the password."""
+    (base / "mnt").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}/1"
+        words = ("mount", "-d", f"redis://:hidden@{address}", base / "mnt", "--log", base / "log")
+        done = slicefs(*words)
+    assert done.code == 1
+    waits, error = done.err.splitlines()
+    assert waits == f"slicefs: waiting for the metadata in redis://{address}"
+    assert error.startswith(f"slicefs: can't reach redis://{address}: ")
+    assert "check host and port" in error
+    assert "hidden" not in (base / "log").read_text()
+
+
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
@@ -160,14 +176,22 @@ def test_r3_a_store_that_hangs_is_named_with_a_remedy(volume: Volume, proxy: Htt
     hang(proxy)
     path = volume.base / "mnt"
     path.mkdir()
-    commands = [(name, volume.meta) for name in ("fsck", "gc", "scrub")]
-    mount = ("mount", "-d", "--log", volume.log, volume.meta, path)
+    commands: list[tuple[str | Path, ...]] = [
+        (name, volume.meta) for name in ("fsck", "gc", "scrub")
+    ]
+    new = f"sqlite://{volume.base}/new.db"
+    commands.append(("format", new, "other", *volume.place))
+    commands.append(("format", new, "other", *volume.place, "--dry-run"))
+    commands.append(("mount", "-d", "--log", volume.log, volume.meta, path))
     with ThreadPoolExecutor() as pool:
-        for done in pool.map(lambda words: slicefs(*words), [*commands, mount]):
+        for done in pool.map(lambda words: slicefs(*words), commands):
             assert (done.code, done.out) == (1, "")
-            assert f"{proxy.endpoint}/" in done.err
-            assert "no answer in time: check the address, and whether the store runs" in done.err
-            assert len(done.err.splitlines()) == 1
+            error = without_waits(done.err)
+            assert f"{proxy.endpoint}/" in error
+            assert "no answer in time: check the address, and whether the store runs" in error
+            assert len(error.splitlines()) == 1
             assert done.seconds < 25, "two attempts of 5 s"
+    assert f"slicefs: waiting for the object store, {proxy.endpoint}/" in done.err
+    assert not (volume.base / "new.db").exists()
     proxy.heal()
     volume.end("the mount has failed: ")

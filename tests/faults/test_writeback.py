@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,12 +18,22 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.cli import gc_cmd
-from fsmeta.errors import ConfigError
+from fsclient.config import open_store
+from fsmeta.engine import Meta
+from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import CephCluster
 from tests.faults.checkpoint import MARKER, Watcher, Writer
 from tests.faults.places import rados_place, s3_place
-from tests.faults.program import Mount, Volume, needs_mounts, slicefs, succeed, wait_until
+from tests.faults.program import (
+    SLICEFS,
+    Mount,
+    Volume,
+    is_mounted,
+    needs_mounts,
+    slicefs,
+    succeed,
+    wait_until,
+)
 from tests.faults.redis_server import DurableRedis
 
 pytestmark = needs_mounts
@@ -170,7 +181,7 @@ def test_w4_what_umount_leaves_is_said_and_taken_up(embedded: Volume) -> None:
     mine = staged(embedded, "--upload-limit", "100KiB", "--drain-timeout", "0.5")
     Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(4)).write()
     done = slicefs("umount", mine.path)
-    assert done.code == 0, done
+    assert done.code == 3, "a script that ends the host after this would lose them"
     assert "not in the store yet" in done.err, done
     assert journal_files(embedded)
     writer = Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(4))
@@ -182,13 +193,38 @@ def test_w4_what_umount_leaves_is_said_and_taken_up(embedded: Volume) -> None:
     embedded.end("not in the store yet")
 
 
+def test_w4_a_mount_in_the_foreground_says_what_it_leaves(embedded: Volume) -> None:
+    """By its exit code, to whoever started it, as `umount` does."""
+    embedded.format()
+    root = embedded.base / "mnt"
+    root.mkdir()
+    words = ["mount", embedded.meta, str(root), "--cache-dir", "none", "--log", str(embedded.log)]
+    staging = ["--writeback", "--staging-dir", str(embedded.base / "staging")]
+    limits = ["--upload-limit", "64KiB", "--drain-timeout", "0.5"]
+    for options, code in ((limits, 3), ([], 0)):
+        with subprocess.Popen([SLICEFS, *words, *staging, *options]) as process:
+            try:
+                wait_until("it is mounted", 30, lambda: is_mounted(root))
+                wait_until("it serves", 30, (root / ".stats").exists)
+                if code:
+                    (root / "file").write_bytes(os.urandom(12 << 20))
+                else:
+                    succeed("flush", "--wait", root)
+                process.terminate()
+                assert process.wait(60) == code
+            finally:
+                process.kill()
+    assert journal_files(embedded) == []
+    embedded.end("not in the store yet")
+
+
 def test_w4_what_waits_for_the_limit_does_not_outlast_the_drain(embedded: Volume) -> None:
     """The client ended when the block that waited for `--upload-limit` was through, a minute on."""
     embedded.format()
     mine = staged(embedded, "--upload-limit", "64KiB", "--drain-timeout", "0.5")
     (mine.path / "file").write_bytes(os.urandom(12 << 20))
     done = slicefs("umount", mine.path)
-    assert (done.code, done.err.count("not in the store yet")) == (0, 1), done
+    assert (done.code, done.err.count("not in the store yet")) == (3, 1), done
     assert done.seconds < 20
     assert mine.has_ended()
     mine = staged(embedded)
@@ -218,25 +254,63 @@ def test_w1_a_mount_without_writeback_says_what_it_does_not_show(embedded: Volum
     embedded.end("has the journal of a mount")
 
 
-def test_w1_gc_deletes_nothing_while_a_journal_is_left_on_its_host(
-    embedded: Volume, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks that a killed mount had uploaded and not published were taken for leaked."""
-    monkeypatch.setattr(gc_cmd, "default_staging", lambda: str(embedded.base / "staging"))
+def end_sessions(volume: Volume) -> None:
+    """What the leader does with sessions that have stood still for a minute, at once."""
+    store = open_store(volume.meta, SystemRuntime())
+    try:
+        meta = Meta(store, SystemRuntime())
+        for each in meta.sessions.all():
+            meta.sessions.end(each.id)
+    finally:
+        store.close()
+
+
+def test_w1_gc_deletes_nothing_while_a_journal_is_left(embedded: Volume) -> None:
+    """Blocks that a killed mount had uploaded and not published were taken for leaked.
+
+    Wherever its journal is: the metadata know of it.
+    """
     embedded.format()
-    mine = staged(embedded, "--upload-limit", "64KiB")
-    (mine.path / "file").write_bytes(os.urandom(1 << 20))
+    gc = ("gc", embedded.meta, "--delete", "--age", "0")
+    for data in (os.urandom(6 << 20), os.urandom(6 << 20)):
+        mine = staged(embedded, "--upload-limit", "1MiB")
+        (mine.path / "file").write_bytes(data)
+        mine.kill()
+        wait_until("the client ends", 30, mine.has_ended)
+        succeed(*gc)  # its session holds back what it has uploaded
+        end_sessions(embedded)
+        done = slicefs(*gc)
+        assert done.code == 1, done
+        [journal] = (embedded.base / "staging").glob("*/0")
+        assert (
+            f"slicefs: {journal} on {socket.gethostname()} has the journal of a mount" in done.err
+        )
+        succeed("gc", embedded.meta)  # counting is harmless
+        mine = staged(embedded)
+        succeed("flush", "--wait", mine.path)
+        succeed(*gc)
+        assert (mine.path / "file").read_bytes() == data
+        mine.umount()
+        succeed(*gc)
+    embedded.end("journal|repeated|session .* was ended")
+
+
+def test_w1_a_journal_whose_disk_is_lost_is_given_up(embedded: Volume) -> None:
+    embedded.format()
+    gc = ("gc", embedded.meta, "--delete", "--age", "0")
+    mine = staged(embedded, "--upload-limit", "1MiB")
+    (mine.path / "file").write_bytes(os.urandom(6 << 20))
     mine.kill()
-    uuid = embedded.status()["volume"]["uuid"]
-    [journal] = (embedded.base / "staging" / uuid).iterdir()
     wait_until("the client ends", 30, mine.has_ended)
-    with pytest.raises(ConfigError, match=f"^{journal} has the journal of a mount that has ended"):
-        gc_cmd.gc.main([embedded.meta, "--delete"], standalone_mode=False)
-    mine = staged(embedded)
-    succeed("flush", "--wait", mine.path)
-    gc_cmd.gc.main([embedded.meta, "--delete"], standalone_mode=False)
-    assert len((mine.path / "file").read_bytes()) == 1 << 20
-    embedded.end("journal|repeated")
+    shutil.rmtree(embedded.base / "staging")
+    end_sessions(embedded)
+    done = slicefs(*gc)
+    assert done.code == 1
+    assert "if that disk is lost, say --give-up-journals" in done.err
+    assert slicefs("gc", embedded.meta, "--give-up-journals").code == 1, "it is for --delete"
+    succeed(*gc, "--give-up-journals")
+    succeed(*gc)
+    embedded.end()
 
 
 def test_w4_flush_says_what_waits(embedded: Volume) -> None:
