@@ -42,7 +42,8 @@ def test_who_compacts_fails_and_what_is_dead_is_still_deleted(
     monkeypatch: pytest.MonkeyPatch, log_watch: LogWatch
 ) -> None:
     log_watch.expect("thread background failed; it begins anew in")
-    turn, failed = Compactor.turn, []
+    turn = Compactor.turn
+    failed: list[Compactor] = []
 
     def fail_once(self: Compactor) -> None:
         if not failed:
