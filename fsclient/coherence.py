@@ -8,8 +8,10 @@ does not.
 
 No lease is missed: it is noted *before* the promise is looked at, the promise ends before leases
 are taken, and a grant whose directory was taken meanwhile is noted again. An answer on its way to
-the kernel may still arrive after its notification, so each notification is sent a second time,
-AGAIN_AFTER_S later.
+the kernel may still arrive after its notification. Of attributes it is not believed then (Linux
+5.8), of a name it is, so notifications of names are sent a second time, AGAIN_AFTER_S later. Those
+of inodes are not: the right answer, if it is on its way by then, would not be believed either, and
+who executes a program would go by the mode that it had.
 
 Some of our own changes the kernel does not see in the answer to its request: open(2) that truncates
 drops S_ISUID, and its answer carries no attributes; so does a commit at close(2). `stale` has them
@@ -44,11 +46,14 @@ _new: Final = tuple.__new__  # makes a NamedTuple in half the time of its constr
 LEASES_MAX: Final = 500_000  # of each kind: 90 MB, without news 160; then all are taken back
 
 
-class _Notices(NamedTuple):
+_Lease: TypeAlias = tuple[Ino, bytes | None]  # (directory, name), or (inode, None)
+
+
+class _Ended(NamedTuple):
     """What the kernel is to forget."""
 
-    leases: list[tuple[Ino, bytes | None]]  # (directory, name), or (inode, None)
-    stale: set[Ino]  # inodes whose attributes only
+    inodes: list[Ino]  # attributes and pages
+    twice: list[_Lease]  # names and listings: an answer on its way is believed
 
 
 _Then: TypeAlias = Callable[[], None]
@@ -69,7 +74,6 @@ class Coherence:
         self._listed: set[Ino] = set()  # directories whose listing the kernel may have kept
         self._cond = runtime.condition()
         self._queue: deque[Sequence[bytes] | None] = deque()  # guarded by _cond; None: all rows
-        self._stale: set[Ino] = set()  # guarded by _cond
         self._stale_pages: set[Ino] = set()  # guarded by _cond
         self._drops: deque[tuple[Ino, _Then]] = deque()  # guarded by _cond
         self._stopped = False  # guarded by _cond
@@ -213,15 +217,10 @@ class Coherence:
         """We changed attributes of `ino` otherwise than the kernel has asked for.
 
         From the thread that serves a request about it, or from one that serves none: who is
-        answered may go on at once, so the kernel knows before. Answers to others may be on their
-        way with the old attributes, so the notifier tells it once more.
+        answered may go on at once, so the kernel knows before.
         """
-        if self._notifier is None:
-            return
-        self._notifier.inval_attr(ino)
-        with self._cond:
-            self._stale.add(ino)
-            self._cond.notify()
+        if self._notifier is not None:
+            self._notifier.inval_attr(ino)
 
     def stale_pages(self, ino: Ino) -> None:
         """The kernel has pages of `ino` that are not what the file holds: as `stale`."""
@@ -269,12 +268,10 @@ class Coherence:
             self._cond.notify()
 
     def _run(self) -> None:
-        again: deque[tuple[float, _Notices]] = deque()  # when and what; of the last AGAIN_AFTER_S
+        again: deque[tuple[float, list[_Lease]]] = deque()  # when and what; of AGAIN_AFTER_S
         while True:
             with self._cond:
-                while not (
-                    self._queue or self._stale or self._stale_pages or self._drops or self._stopped
-                ):
+                while not (self._queue or self._stale_pages or self._drops or self._stopped):
                     left = again[0][0] - self._runtime.monotonic() if again else None
                     if left is not None and left <= 0:
                         break
@@ -283,17 +280,17 @@ class Coherence:
                     return
                 batch = list(self._queue)
                 self._queue.clear()
-                stale, self._stale = self._stale, set()
                 pages, self._stale_pages = self._stale_pages, set()
                 drops, self._drops = self._drops, deque()
             self._drop(drops)
             while again and again[0][0] <= self._runtime.monotonic():
                 self._tell(again.popleft()[1])
-            ended = [lease for rows in batch for lease in self._end(rows)]
-            notices = _Notices([*ended, *((ino, None) for ino in pages)], stale)
-            if any(notices):
-                self._tell(notices)
-                again.append((self._runtime.monotonic() + AGAIN_AFTER_S, notices))
+            ended = [self._end(rows) for rows in batch]
+            self._tell((ino, None) for each in ended for ino in each.inodes)
+            self._tell((ino, None) for ino in pages)
+            if twice := [lease for each in ended for lease in each.twice]:
+                self._tell(twice)
+                again.append((self._runtime.monotonic() + AGAIN_AFTER_S, twice))
 
     def _drop(self, drops: Iterable[tuple[Ino, _Then]]) -> None:
         for ino, then in drops:
@@ -304,54 +301,52 @@ class Coherence:
             finally:
                 then()
 
-    def _end(self, rows: Sequence[bytes] | None) -> list[tuple[Ino, bytes | None]]:
+    def _end(self, rows: Sequence[bytes] | None) -> _Ended:
         """The leases that `rows` end and that the kernel has yet to be told of.
 
         All names go in one step where it can do that. They need no second notification: the kernel
         tells by when it asked whether an answer on its way is one of those.
         """
-        taken = self._take(rows)
+        ended = self._take(rows)
         if rows is None and self._notifier is not None and self._notifier.inval_all():
             self.notifications += 1
-            return [lease for lease in taken if lease[1] is None]
-        return taken
+            return ended._replace(twice=[lease for lease in ended.twice if lease[1] is None])
+        return ended
 
-    def _tell(self, notices: _Notices) -> None:
+    def _tell(self, leases: Iterable[_Lease]) -> None:
         assert self._notifier is not None
-        for ino in notices.stale:
-            self.notifications += 1
-            self._notifier.inval_attr(ino)
-        for ino, name in notices.leases:
+        for ino, name in leases:
             self.notifications += 1
             if name is None:
                 self._notifier.inval_inode(ino)
             else:
                 self._notifier.inval_entry(ino, name)
 
-    def _take(self, rows: Sequence[bytes] | None) -> list[tuple[Ino, bytes | None]]:
-        """The leases that `rows` end: (directory, name), or (inode, None)."""
+    def _take(self, rows: Sequence[bytes] | None) -> _Ended:
+        """The leases that `rows` end; all of them for None."""
         if rows is None:
             inodes, self._inodes = self._inodes, set()
             self._long = set()
             self._short = {}
             names, self._names = self._names, {}
-            self._listed.clear()
             self._name_count = 0
-            every: list[tuple[Ino, bytes | None]] = [(ino, None) for ino in list(inodes)]
+            every: list[_Lease] = []
+            while self._listed:
+                every.append((self._listed.pop(), None))
             for parent, held in list(names.items()):
                 every += [(parent, name) for name in list(held)]
-            return every
-        taken: list[tuple[Ino, bytes | None]] = []
+            return _Ended(list(inodes), every)
+        ended = _Ended([], [])
         for row in rows:
             ino = Ino(schema.id_of(row))
             if row[:1] == schema.INODE_PREFIX and ino in self._inodes:
                 self._inodes.discard(ino)
                 self._long.discard(ino)
-                taken.append((ino, None))
+                ended.inodes.append(ino)
             elif row[:1] == schema.DIR_PREFIX:
                 held = self._names.pop(ino, set())
                 self._listed.discard(ino)
                 self._name_count -= len(held)
-                taken.append((ino, None))  # the listing the kernel may have kept
-                taken += [(ino, name) for name in list(held)]
-        return taken
+                ended.twice.append((ino, None))  # the listing the kernel may have kept
+                ended.twice.extend((ino, name) for name in list(held))
+        return ended

@@ -46,19 +46,23 @@ class Kernel:
         self._coherence = Coherence(self.meta, RUNTIME)
         self._lock = threading.Lock()
         self._believed: dict[Ino, tuple[Attr, float]] = {}  # until when; guarded by _lock
+        self._version = 0  # answers from before a notification are not believed; guarded by _lock
         self._coherence.start(self)
 
     def getattr(self, ino: Ino) -> Attr:
         known = self._believed.get(ino)
         if known is not None and time.monotonic() < known[1]:
             return known[0]
+        version = self._version
         attr, ttl = self._coherence.stat(self.meta.getattr(ROOT_CALLER, ino))
         with self._lock:
-            self._believed[ino] = attr, time.monotonic() + ttl
+            if version == self._version:
+                self._believed[ino] = attr, time.monotonic() + ttl
         return attr
 
     def inval_inode(self, ino: Ino) -> None:
         with self._lock:
+            self._version += 1
             self._believed.pop(ino, None)
 
     inval_attr = inval_inode

@@ -1,0 +1,79 @@
+"""What the kernel is told of changes, and how often, played by a list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fsclient.coherence import AGAIN_AFTER_S, Coherence
+from fsclient.filesystem import Notifier
+from fsmeta import schema
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
+from tests.posix.inproc import RUNTIME, memory, meta_only
+from tests.waiting import wait_until
+
+
+class Told:
+    """A kernel that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[object, ...]] = []
+
+    def inval_inode(self, ino: Ino) -> None:
+        self.seen.append(("inode", ino))
+
+    def inval_attr(self, ino: Ino) -> None:
+        self.seen.append(("attr", ino))
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        self.seen.append(("entry", parent, name))
+
+    def reload(self, ino: Ino) -> None:
+        self.seen.append(("reload", ino))
+
+    def inval_all(self) -> bool:
+        return False
+
+
+def _is_told(kernel: Told) -> Notifier:
+    return kernel
+
+
+@pytest.fixture
+def kernel() -> Iterator[tuple[Told, Coherence]]:
+    with meta_only(memory()) as fs:
+        coherence, told = Coherence(fs.meta, RUNTIME), Told()
+        coherence.start(told)
+        yield told, coherence
+        coherence.stop()
+
+
+def test_what_we_changed_is_told_once_and_before_the_answer(
+    kernel: tuple[Told, Coherence],
+) -> None:
+    """A second time would have the kernel drop the right answer, if that is on its way, and go by
+    the old mode: who had just appended to a setuid program ran it as its owner, seldom.
+    """
+    told, coherence = kernel
+    coherence.stale(ROOT_INO)
+    assert told.seen == [("attr", ROOT_INO)]
+    time.sleep(3 * AGAIN_AFTER_S)
+    assert told.seen == [("attr", ROOT_INO)]
+
+
+def test_names_and_listings_are_told_twice_and_attributes_once(
+    kernel: tuple[Told, Coherence],
+) -> None:
+    told, coherence = kernel
+    coherence.absent(ROOT_INO, b"name")
+    meta = coherence._meta
+    coherence.stat(meta.getattr(ROOT_CALLER, ROOT_INO))
+    coherence._changed([schema.inode_row(ROOT_INO)])
+    wait_until(lambda: told.seen)
+    coherence._changed([schema.dir_row(ROOT_INO)])
+    listing = [("inode", ROOT_INO), ("entry", ROOT_INO, b"name")]
+    wait_until(lambda: len(told.seen) >= 5)
+    time.sleep(3 * AGAIN_AFTER_S)
+    assert told.seen == [("inode", ROOT_INO), *listing, *listing]
