@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from fsclient.cli.gc_cmd import Packed
+from tests import waiting
 from tests.cli.test_gc import end_sessions
 from tests.faults.load import content
 from tests.faults.program import SLICEFS, Mount, Volume, needs_mounts, slicefs, succeed, wait_until
@@ -126,18 +128,19 @@ def test_o6_packed_beside_a_mount_that_reads_and_writes(served: Volume) -> None:
 def test_o6_packing_with_a_cursor_goes_on_where_it_was_killed(embedded: Volume) -> None:
     embedded.format()
     mount = embedded.mount("--pack-below", "0")
-    files = write(mount.path / "small", 300)
+    files = write(mount.path / "small", 2000)
     mount.umount()
     cursor = embedded.base / "cursor"
     words = ["gc", embedded.meta, "--pack", "--delete", "--age", "0", "--cursor", str(cursor)]
-    dice = random.Random(5)
+    dice, killed = random.Random(5), 0
     for _ in range(3):
         process = subprocess.Popen([SLICEFS, *words], stdout=subprocess.DEVNULL)
-        wait_until("it to begin", 30, cursor.exists)
-        time.sleep(dice.random() * 0.3)
+        waiting.wait_until(lambda: cursor.exists() or process.poll() is not None, 30)  # noqa: B023
+        time.sleep(dice.random() * 0.2)
         process.kill()
-        process.wait()
+        killed += process.wait() == -signal.SIGKILL
         end_sessions(embedded)  # what others do after a minute
+    assert killed, "it was never in the midst of its work"
     pack(embedded, "--delete", "--age", "0", "--cursor", str(cursor))
     found = pack(embedded)
     assert (found.packed_files, found.recent_files) == (0, 0), "all were packed by then"

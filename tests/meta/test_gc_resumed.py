@@ -38,11 +38,9 @@ def die_if(it_is_time: bool) -> None:
 
 
 @pytest.fixture(autouse=True)
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setattr(collect_module, "BATCH", 10)
-        patch.setattr(collect_place, "SAVE_EVERY_S", 0.0)
-        yield
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect_module, "BATCH", 10)
+    monkeypatch.setattr(collect_place, "SAVE_EVERY_S", 0.0)
 
 
 class World:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from math import inf
 
 import pytest
@@ -25,14 +24,12 @@ SOON_S = 20.0
 
 
 @pytest.fixture(autouse=True)
-def swift(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def swift(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds and packing do not wait for long."""
-    with monkeypatch.context() as patch:
-        patch.setattr(leader, "NEWS_S", 0.1)
-        patch.setattr(leader, "CLONES_EVERY_S", 0.1)
-        patch.setattr(packer, "QUIET_S", 0.1)
-        patch.setattr(packer, "LINGER_S", 0.3)
-        yield
+    monkeypatch.setattr(leader, "NEWS_S", 0.1)
+    monkeypatch.setattr(leader, "CLONES_EVERY_S", 0.1)
+    monkeypatch.setattr(packer, "QUIET_S", 0.1)
+    monkeypatch.setattr(packer, "LINGER_S", 0.3)
 
 
 class Volume:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -31,11 +31,9 @@ SOON_S = 20.0
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files wait until a block is full or somebody waits, however slow this machine is."""
-    with monkeypatch.context() as patch:
-        patch.setattr(staged_small, "LINGER_S", SOON_S / 2)
-        yield
+    monkeypatch.setattr(staged_small, "LINGER_S", SOON_S / 2)
 
 
 class Slow(MemObjects):

@@ -7,7 +7,7 @@ things go wrong in its own way, heals the world and judges it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -50,18 +50,16 @@ LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
 
 
 @pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compaction and rounds come after little work, as they would after much; holes are small."""
-    with monkeypatch.context() as patch:
-        patch.setattr(compactor, "COMMITS_BEFORE_LOOK", 3)
-        patch.setattr(geometry, "COMPACT_SLICES", 4)
-        patch.setattr(geometry, "COMPACT_HIDDEN_MIN", 2)
-        patch.setattr(geometry, "HOLE_MIN_BYTES", 64)
-        patch.setattr(geometry, "HOLES_MAX", 2)
-        # the trash has days of one hour, which lasts longer than a lease
-        patch.setattr(trash, "HOUR_NS", 90 * 10**9)
-        patch.setattr(trash_keeper, "HOURS_A_DAY", 1)
-        yield
+    monkeypatch.setattr(compactor, "COMMITS_BEFORE_LOOK", 3)
+    monkeypatch.setattr(geometry, "COMPACT_SLICES", 4)
+    monkeypatch.setattr(geometry, "COMPACT_HIDDEN_MIN", 2)
+    monkeypatch.setattr(geometry, "HOLE_MIN_BYTES", 64)
+    monkeypatch.setattr(geometry, "HOLES_MAX", 2)
+    # the trash has days of one hour, which lasts longer than a lease
+    monkeypatch.setattr(trash, "HOUR_NS", 90 * 10**9)
+    monkeypatch.setattr(trash_keeper, "HOURS_A_DAY", 1)
 
 
 def _loads(dice: random.Random) -> list[Load]:

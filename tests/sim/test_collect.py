@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,11 +37,9 @@ GC_ERROR = "^ERROR fsclient.losses: inode .* data written and not stored is lost
 
 
 @pytest.fixture(autouse=True)
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setattr(collect_module, "BATCH", 3)
-        patch.setattr(collect_place, "SAVE_EVERY_S", 0.0)
-        yield
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect_module, "BATCH", 3)
+    monkeypatch.setattr(collect_place, "SAVE_EVERY_S", 0.0)
 
 
 class Killed(BaseException):

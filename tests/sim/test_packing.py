@@ -6,7 +6,7 @@ gc runs besides, so that it takes nothing that is on its way into a segment, and
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -59,12 +59,10 @@ def pack_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are packed at once, few at a time."""
-    with monkeypatch.context() as patch:
-        pack_at_once(patch)
-        patch.setattr(packer, "MEMBERS_MAX", 6)
-        yield
+    pack_at_once(monkeypatch)
+    monkeypatch.setattr(packer, "MEMBERS_MAX", 6)
 
 
 def _live(sim: SimRuntime, seed: int, weather: Weather, calamity: Calamity, cursor: str) -> None:

@@ -7,7 +7,6 @@ byte of it is there. At the end each use of a segment is counted, and nobody has
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -40,15 +39,13 @@ WAITS = "^WARNING fsclient.publisher: .* waits to be published"
 
 
 @pytest.fixture(autouse=True)
-def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two files are company; what went alone is packed later, at once."""
-    with monkeypatch.context() as patch:
-        pack_at_once(patch)
-        patch.setattr(packer, "MEMBERS_MIN", 2)
-        patch.setattr(staged_packer, "MEMBERS_MIN", 2)
-        patch.setattr(staged_small, "LINGER_S", 1.0)
-        patch.setattr(test_writeback, "SIZES", (1, 300, 900, 4000, 3 * BLOCK + 5))
-        yield
+    pack_at_once(monkeypatch)
+    monkeypatch.setattr(packer, "MEMBERS_MIN", 2)
+    monkeypatch.setattr(staged_packer, "MEMBERS_MIN", 2)
+    monkeypatch.setattr(staged_small, "LINGER_S", 1.0)
+    monkeypatch.setattr(test_writeback, "SIZES", (1, 300, 900, 4000, 3 * BLOCK + 5))
 
 
 def _packed(world: World) -> int:
