@@ -74,6 +74,7 @@ def test_what_stays_in_doubt_counts_once(
     engine: Engine, store: Store, tikv_server: TikvServer, arrives: str
 ) -> None:
     store.commit(fenced(A, b"a", 1))
+    assert store.read_rows([A]) == [{b"log": b"a", b"n": b"1"}]  # and no key is still locked by it
     tikv_server.fault("KvCommit", arrives)
     tikv_server.fault("KvBatchGet", "before", skip=1)  # whether it was applied
     with pytest.raises(Ambiguous):
