@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from tests.faults.load import content
 from tests.faults.program import SLICEFS, Mount, Volume, needs_mounts, wait_until
+from tests.processes import descriptors
 
 pytestmark = needs_mounts
 
@@ -18,9 +18,7 @@ SIZE = 5_000
 
 def cache_files(mount: Mount, base: Path) -> int:
     """How many copies the client has open."""
-    shown = Path(f"/proc/{mount.pid}/fd")
-    places = [os.readlink(shown / each) for each in os.listdir(shown)]
-    return sum(place.startswith(f"{base}/ssd") for place in places)
+    return sum(place.startswith(f"{base}/ssd") for place in descriptors(mount.pid))
 
 
 def test_c1_kept_descriptors_leave_room_for_others(embedded: Volume, base: Path) -> None:
