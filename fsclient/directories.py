@@ -14,7 +14,7 @@ from functools import partial
 
 from fsclient.coherence import Coherence
 from fsclient.filesystem import Opened
-from fsclient.listing import Listing, Positions
+from fsclient.listing import Listing, Pages
 from fsclient.open_files import DirHandle, OpenFiles
 from fsmeta import access, trash_hours
 from fsmeta.engine import Meta
@@ -34,7 +34,7 @@ class Directories:
         self._files = files
         self._coherence = coherence
         self._runtime = runtime
-        self._positions = Positions(runtime)
+        self._pages = Pages(runtime)
 
     def opendir(self, caller: Caller, ino: Ino, top: bool) -> Opened:
         """`top`: it is the root of the mount. Raises: ENOTDIR, EACCES."""
@@ -44,7 +44,7 @@ class Directories:
                 raise OSError(errno.ENOTDIR, "not a directory")
             self._meta.require(caller, attr, access.READ)
         read = partial(self._meta.names if ino != TRASH_INO else self._trash_names, ino)
-        listing = Listing(ino, read, self._positions, self._runtime)
+        listing = Listing(ino, read, self._pages, self._runtime)
         fh, handle = self._files.enter_dir(ino, listing)
         try:
             self._begin(caller, handle, top)

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from fsclient import listing
-from fsclient.listing import PAGES_KEPT, RECENT_MAX, Listing, Positions
+from fsclient.listing import PAGES_KEPT, RECENT_MAX, Extent, Listing, Pages
 from fsmeta import schema
 from fsmeta.runtime import SystemRuntime
 from fsmeta.store import DELETE, PUT, SCAN_PAGE
@@ -34,11 +34,11 @@ class Directory:
         self.writer, self.reader = engine.meta(), engine.meta()
         self.ino = self.writer.create(ROOT_CALLER, ROOT_INO, b"d", DIR).ino
         fill(self.writer, self.ino, 0, self.count)
-        self.positions = Positions(RUNTIME)
+        self.pages = Pages(RUNTIME)
         self.names = {name_of(number) for number in range(self.count)}
 
     def open(self) -> Listing:
-        made = Listing(self.ino, partial(self.reader.names, self.ino), self.positions, RUNTIME)
+        made = Listing(self.ino, partial(self.reader.names, self.ino), self.pages, RUNTIME)
         made.begin(DOTS)
         return made
 
@@ -136,6 +136,32 @@ def test_others_come_and_go(engine: Engine) -> None:
     assert stay <= set(found)
 
 
+@pytest.mark.parametrize("engine", ["mem", "sqlite", "redis"], indirect=True)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_listing_that_a_later_handle_goes_on_with(engine: Engine, seed: int) -> None:
+    """As the kernel does it, when names have come or gone, so that pages end elsewhere."""
+    chance = random.Random(seed)
+    directory = Directory(engine, 3000)
+    steps = _steps(directory.open())
+    found: list[bytes] = []
+    cookies: Sequence[int] = ()
+    for _ in range(chance.randrange(1, 3000 // AT_MOST)):
+        names, cookies = next(steps)
+        found += names
+    others = [b"other %d" % number for number in range(100)]
+    if seed % 2:
+        for number in chance.sample(range(3000), 100):
+            directory.writer.unlink(ROOT_CALLER, directory.ino, name_of(number))
+            directory.names.discard(name_of(number))
+    else:
+        for name in others:
+            directory.writer.create(ROOT_CALLER, directory.ino, name, stat.S_IFREG | 0o644)
+    directory.reader.cache.forget()
+    found += _rest(directory.open(), cookies[-1])
+    assert len(found) == len(set(found))
+    assert directory.names <= set(found)
+
+
 @pytest.mark.parametrize("engine", ["redis", "cluster"], indirect=True)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_table_that_shrinks_under_the_scan(engine: Engine, seed: int) -> None:
@@ -148,7 +174,7 @@ def test_a_table_that_shrinks_under_the_scan(engine: Engine, seed: int) -> None:
         page = store.scan(row, cursor or b"", 50)
         return [Dentry(name, INO, FileType.REG) for name in dict(page.items)], page.cursor
 
-    made = Listing(INO, read, Positions(RUNTIME), RUNTIME)
+    made = Listing(INO, read, Pages(RUNTIME), RUNTIME)
     made.begin(())
     found: list[bytes] = []
     for step, _ in _steps(made, at_most=100):
@@ -211,25 +237,26 @@ def test_what_was_staged_is_published_meanwhile(monkeypatch: pytest.MonkeyPatch)
         number = int(cursor or b"0")
         return pages[number], b"%d" % (number + 1) if number + 1 < len(pages) else None
 
-    made = Listing(INO, read, Positions(RUNTIME), RUNTIME)
+    made = Listing(INO, read, Pages(RUNTIME), RUNTIME)
     made.begin(DOTS)
     assert _is_each_once(_rest(made), {name_of(number) for number in range(2000)})
 
 
-def test_forgotten_positions() -> None:
+def test_forgotten_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose cookie nobody knows any more is shown all names again, rather than none."""
+    monkeypatch.setattr(listing, "RECENT_PAGES", 0)
     files = [_file(number) for number in range(20)]
 
     def read(cursor: bytes | None) -> tuple[list[Dentry], bytes | None]:
         return (files[10:], None) if cursor else (files[:10], b"10")
 
-    positions = Positions(RUNTIME, at_most=1)
-    made = Listing(INO, read, positions, RUNTIME)
+    pages = Pages(RUNTIME, at_most=1)
+    made = Listing(INO, read, pages, RUNTIME)
     made.begin(DOTS)
     found = [(names, cookies) for names, cookies in _steps(made, at_most=5)]
     last = found[-1][1][-1]
-    assert positions.number(Ino(8), b"other") > last >> listing.SLOT_BITS
-    other = Listing(INO, read, positions, RUNTIME)
+    assert pages.number(Extent(Ino(8), b"other", None)) > last >> listing.SLOT_BITS
+    other = Listing(INO, read, pages, RUNTIME)
     other.begin(DOTS)
     assert _is_each_once(_rest(other, last), {name for name, _, _ in files})
 
@@ -242,7 +269,7 @@ def test_names_in_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names whose checksums are equal have cookies of their own."""
     monkeypatch.setattr(listing, "crc32", lambda name: len(name) << 4)
     names = [_file(number) for number in range(100)]
-    made = Listing(INO, lambda _cursor: (names, None), Positions(RUNTIME), RUNTIME)
+    made = Listing(INO, lambda _cursor: (names, None), Pages(RUNTIME), RUNTIME)
     made.begin(DOTS)
     found = [each for each, _ in _steps(made, at_most=7)]
     assert _is_each_once([name for each in found for name in each], {name for name, _, _ in names})
