@@ -18,7 +18,7 @@ READY_S = 100.0
 # Of silence before others take a server for dead. A Sentinel that has stood still for 2 s itself
 # judges nobody for half a minute, so a busy machine alone fails nobody over.
 DOWN_MS = 3000
-ALONE_MS = 600_000  # there is nobody to take over
+ALONE_MS = 15_000  # where nobody can take over; with more, nodes find each other later
 
 
 class Member(RedisServer):

@@ -14,7 +14,7 @@ import pytest
 
 from fsmeta import schema
 from tests.cli.trees import snapshot
-from tests.faults.program import Volume, needs_mounts, slicefs, succeed, wait_until
+from tests.faults.program import Volume, needs_mounts, slicefs, succeed, wait_until, without_waits
 from tests.faults.redis_server import DurableRedis
 
 SECRET = "s3cr3t"
@@ -27,7 +27,7 @@ def refused(words: str, expected: str, code: int = 1, within_s: float = REFUSED_
     done = slicefs(*words.split())
     assert done.code == code, done
     assert done.out == "", done
-    assert re.fullmatch(r"slicefs: [^\n]+\n", done.err), done
+    assert re.fullmatch(r"slicefs: [^\n]+\n", without_waits(done.err)), done
     assert re.search(expected, done.err), done
     assert SECRET not in done.err, done
     assert done.seconds < within_s, done
