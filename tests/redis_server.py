@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import shutil
 import socket
@@ -14,17 +15,24 @@ from typing import Any
 
 import redis
 
-START_S = 10.0
-STOP_S = 10.0
+START_S = 60.0  # only a failure takes longer
+STOP_S = 60.0
+# Processes that test side by side, each with ports of its own, and those that it has given away.
+_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_TAKEN: set[int] = set()
 
 
 def free_port() -> int:
-    """A loopback port that nobody has; nor is it one the kernel gives to those who connect.
+    """A loopback port that nobody has or gets; nor is it one the kernel gives to who connects.
 
     So a server that is stopped finds it free when it starts again; 10000 more is such a port, too.
     """
     while True:
-        port = random.SystemRandom().randrange(12000, 22000)  # no test's seed
+        port = random.SystemRandom().randrange(12000 + _NUMBER, 22000, _PROCESSES)  # no test's seed
+        if port in _TAKEN:
+            continue
+        _TAKEN.add(port)
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port

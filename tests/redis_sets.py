@@ -14,8 +14,11 @@ import redis
 
 from tests.redis_server import RedisServer
 
-READY_S = 30.0
-DOWN_MS = 500  # of silence before others take a server for dead
+READY_S = 100.0
+# Of silence before others take a server for dead. A Sentinel that has stood still for 2 s itself
+# judges nobody for half a minute, so a busy machine alone fails nobody over.
+DOWN_MS = 3000
+ALONE_MS = 15_000  # where nobody can take over; with more, nodes find each other later
 
 
 class Member(RedisServer):
@@ -148,7 +151,8 @@ class Cluster(_Set):
 
     def __init__(self, folder: Path, replicas: bool = False, *options: str) -> None:
         super().__init__(folder)
-        own: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
+        silence = str(DOWN_MS if replicas else ALONE_MS)
+        own: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-node-timeout", silence)
         own += ("--repl-diskless-sync-delay", "0", *options)
         names = [f"n{n}" for n in range(6 if replicas else 3)]
         self.nodes = [self._member(name, *own) for name in names]

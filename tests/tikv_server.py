@@ -143,4 +143,4 @@ class TikvServer:
         trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
-        self._process.communicate(timeout=10)  # it ends with its input
+        self._process.communicate(timeout=60)  # it ends with its input

@@ -95,7 +95,7 @@ def test_the_metadata_comes_back_from_the_bucket(served: Volume, tmp_path: Path)
     (mount.path / "kept").write_bytes(b"kept" * 1000)
     before = _tree(mount.path)
     meta_dir = served.bucket / "testvol/meta"
-    wait_until(lambda: len(list(meta_dir.glob("*/end"))) >= 3, 30)
+    wait_until(lambda: len(list(meta_dir.glob("*/end"))) >= 3, 100)
     mount.umount()
     place = ("--bucket", served.bucket)
     moved = f"sqlite://{tmp_path}/restored.db"

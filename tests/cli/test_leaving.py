@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -12,30 +13,58 @@ import pytest
 
 from fsclient.cli import umount_cmd
 from fsclient.leaving import left_by
+from fsmeta.runtime import SystemRuntime
 from tests.faults.load import content
 from tests.faults.program import Volume, needs_mounts, wait_until
 
 CODE = """
-import sys, time
-for left in map(int, sys.argv[1:]):
+import sys
+for left in sys.argv[1:]:
     open("/proc/self/comm", "w").write(f"left {left}")
-    time.sleep(0.4)
+    print(flush=True)
+    sys.stdin.readline()
 """
+STEP_S = 0.4
+
+
+class Clock(SystemRuntime):
+    """It goes on by STEP_S with each look, before which the client says its next number."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        super().__init__()
+        self._process = process
+        self._now = 0.0
+        self.monotonic = lambda: self._now
+
+    def look(self, pidfd: int, seconds: float) -> bool:
+        """Whether the client has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._now += seconds
+        self._process.stdin.write("go on\n")
+        self._process.stdin.flush()
+        said = self._process.stdout.readline()
+        return not said and bool(select.select([pidfd], [], [])[0])
 
 
 def waited(monkeypatch: pytest.MonkeyPatch, *left: int) -> int | None:
     """What `umount` makes of a client that tells these numbers one after another."""
-    monkeypatch.setattr(umount_cmd, "UMOUNT_WAIT_S", 1.2)
-    monkeypatch.setattr(umount_cmd, "SILENT_S", 0.0)
-    monkeypatch.setattr(umount_cmd, "LOOK_S", 0.05)
-    process = subprocess.Popen([sys.executable, "-c", CODE, *map(str, left)])
-    pidfd = os.pidfd_open(process.pid)
-    try:
-        return umount_cmd.await_stored(pidfd, process.pid)
-    finally:
-        os.close(pidfd)
-        process.kill()
-        process.wait()
+    command, pipe = [sys.executable, "-c", CODE, *map(str, left)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # the first
+        clock = Clock(process)
+        monkeypatch.setattr(umount_cmd, "UMOUNT_WAIT_S", 3 * STEP_S)
+        monkeypatch.setattr(umount_cmd, "SILENT_S", 0.0)
+        monkeypatch.setattr(umount_cmd, "LOOK_S", STEP_S)
+        monkeypatch.setattr(umount_cmd, "SystemRuntime", lambda: clock)
+        monkeypatch.setattr(umount_cmd, "_has_ended", clock.look)
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            return umount_cmd.await_stored(pidfd, process.pid)
+        finally:
+            os.close(pidfd)
+            process.kill()
 
 
 def test_a_client_that_stores_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +83,7 @@ def test_others_say_nothing() -> None:
 @needs_mounts
 def test_a_mount_tells_what_it_has_left(embedded: Volume) -> None:
     embedded.format()
-    mount = embedded.mount("--upload-limit", "2MiB")
+    mount = embedded.mount("--upload-limit", "1MiB")
     data = content(1, 12 << 20)
     fd = os.open(mount.path / "file", os.O_CREAT | os.O_WRONLY)
     os.write(fd, data)
@@ -67,7 +96,7 @@ def test_a_mount_tells_what_it_has_left(embedded: Volume) -> None:
             seen.append(left)
         return mount.has_ended()
 
-    wait_until("the client leaves", 60, is_gone)
+    wait_until("the client leaves", 100, is_gone)
     assert seen
     assert seen == sorted(seen, reverse=True)
     assert seen[0] > 4 << 20

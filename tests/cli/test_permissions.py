@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.program import Done, Volume, succeed
+from tests.faults.program import Done, Volume, succeed, without_waits
 from tests.faults.user import as_root, as_user, needs_namespaces
 
 pytestmark = needs_namespaces
@@ -16,7 +16,7 @@ pytestmark = needs_namespaces
 
 def refused(done: Done, expected: str) -> None:
     assert done.code == 1, done
-    assert re.fullmatch(r"slicefs: [^\n]+\n", done.err), done
+    assert re.fullmatch(r"slicefs: [^\n]+\n", without_waits(done.err)), done
     assert re.search(expected, done.err), done
 
 

@@ -93,7 +93,7 @@ def test_a_scrub_that_was_killed_goes_on(embedded: Volume) -> None:
     mount.umount()
     cursor = embedded.base / "cursor"
     words = ["scrub", embedded.meta, "--cursor", str(cursor), "--threads", "1"]
-    process = subprocess.Popen([SLICEFS, *words, "--rate", "200KiB"], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([SLICEFS, *words, "--rate", "64KiB"], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not cursor.exists():
         assert time.monotonic() < deadline

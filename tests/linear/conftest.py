@@ -1,5 +1,5 @@
 """Fixtures of the tests of histories."""
 
-from tests.meta.conftest import engine
+from tests.meta.conftest import engine, patient
 
-__all__ = ["engine"]
+__all__ = ["engine", "patient"]

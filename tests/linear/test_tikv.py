@@ -45,7 +45,6 @@ FAULTS = (
 FAULTS_MAX = 30  # of a kind in one spell
 LATE_MS = 30
 SPELL_S = 0.4  # of bad weather: longer than the package's first few tries
-BEGUN_S = 0.5  # by then somebody is in the second phase
 DOUBT_S = 2.0  # longer than all its tries
 
 
@@ -78,7 +77,10 @@ def _weather(
     def blow() -> None:
         server.fault("KvCommit", "after")
         if seed % 2:
-            over.wait(BEGUN_S)
+            for method in ("KvPrewrite", "KvCommit"):  # until somebody is in the second phase
+                begun = server.counts()[method]
+                while server.counts()[method] == begun and not over.is_set():
+                    over.wait(LATE_MS / 1000)
             server.fault("KvBatchGet", "before")
             while not is_doubtful() and not over.is_set():
                 over.wait(LATE_MS / 1000)

@@ -1,7 +1,7 @@
 """A process that counts: `python -m tests.meta.counting URL TIMES`; see `test_processes`.
 
 Each turn reads a counter, and commits the next number with a check of what it read. The turns it
-lost to the other process are not counted.
+lost to the other process are not counted. All have read before anybody writes: one of them loses.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ROW = b"tcounter"
 def main() -> None:
     url, times = sys.argv[1], int(sys.argv[2])
     store = open_store(url, SystemRuntime())
+    value = store.read([(ROW, b"checked")])[0]
     print("ready", flush=True)
     sys.stdin.readline()
     done = lost = 0
     while done < times:
         try:
-            value = store.read([(ROW, b"checked")])[0]
             following = b"%d" % (int(value or 0) + 1)
             put = (PUT, ROW, b"checked", following)
             merges = (add(ROW, b"added", 1), (APPEND, ROW, b"appended", b"x"))
@@ -35,6 +35,7 @@ def main() -> None:
             lost += 1
         except Unavailable:
             pass  # SQLite was busy for longer than it waits
+        value = store.read([(ROW, b"checked")])[0]
     store.close()
     print(lost)
 

@@ -27,6 +27,7 @@ ENGINES = ("mem", "sqlite", "redis", "cluster", "tikv")
 RUNTIME = SystemRuntime()
 _NUMBERS = itertools.count()
 NO_LIMITS = Usage(0, 0)
+PATIENT_S = 60.0  # how long a verb tries: a disk that others write to takes seconds
 
 
 class Engine:
@@ -61,7 +62,7 @@ class Engine:
     def format(self, limits: Usage = NO_LIMITS) -> None:
         make_volume(self._first, RUNTIME, limits)
 
-    def meta(self, deadline_s: float = 10) -> Meta:
+    def meta(self, deadline_s: float = PATIENT_S) -> Meta:
         """A client with a session."""
         meta = Meta(self.open(), RUNTIME, deadline_s)
         meta.sessions.open({"host": "test"})
@@ -113,7 +114,9 @@ def open_engine(name: str, directory: Path, server_of: Callable[[str], Any]) -> 
     )
 
 
-def transactor(store: Store, runtime: Runtime = RUNTIME, deadline_s: float = 10) -> Transactor:
+def transactor(
+    store: Store, runtime: Runtime = RUNTIME, deadline_s: float = PATIENT_S
+) -> Transactor:
     """A client's retry loop with a cache of its own, told of others' changes."""
     run = Transactor(store, runtime, RowCache(runtime), deadline_s)
     store.watch(run.cache.hear)

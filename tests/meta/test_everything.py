@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -12,6 +12,7 @@ from fsmeta import redis_moment
 from fsmeta.errors import ConfigError, Unavailable
 from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Store, Write
 from tests.meta.engines import Engine, add, change
+from tests.waiting import wait_until
 
 ROWS = [b"t%08d" % number for number in range(300)]
 BIG = b"tlarge---"
@@ -62,15 +63,15 @@ def _require_one_moment(found: dict[tuple[bytes, bytes], bytes]) -> int:
     return number
 
 
-def _read(store: Store, pause_s: float = 0.0) -> dict[tuple[bytes, bytes], bytes]:
+def _read(store: Store, pause: Callable[[], object] = bool) -> dict[tuple[bytes, bytes], bytes]:
     """What the tests have put there; what comes twice must be the same."""
     found: dict[tuple[bytes, bytes], bytes] = {}
     with store.everything() as everything:
         for count, (row, field, value) in enumerate(everything):
             if row[:1] == b"t" or (row == b"U" and field == b"space"):
                 assert found.setdefault((row, field), value) == value
-            if pause_s and count % 500 == 0:
-                time.sleep(pause_s)
+            if count % 500 == 0:
+                pause()
     return found
 
 
@@ -84,27 +85,32 @@ def test_a_store_at_rest_is_read_whole(engine: Engine) -> None:
 def test_changes_meanwhile_are_not_seen(engine: Engine) -> None:
     reader, writer = engine.open(), engine.open()
     _begin(writer)
-    stop = threading.Event()
+    stop, go = threading.Event(), threading.Semaphore(20)
     reached = [0]
 
     def work() -> None:
-        while not stop.is_set() and reached[0] < BIG_FIELDS - 10:
-            time.sleep(0.001)
+        while go.acquire() and not stop.is_set():
             writer.commit(change(*_generation(reached[0] + 1)))
             reached[0] += 1
+
+    def let_write() -> None:
+        """Some more commits, of which one at least comes while the reader waits."""
+        seen = reached[0]
+        go.release(3)
+        wait_until(lambda: reached[0] > seen or not thread.is_alive())
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
         for _ in range(3):
-            while reached[0] < 20:
-                time.sleep(0.001)
+            wait_until(lambda: reached[0] >= 20 or not thread.is_alive())
             before = reached[0]
-            number = _require_one_moment(_read(reader, pause_s=0.01))
+            number = _require_one_moment(_read(reader, let_write))
             assert before <= number <= reached[0]
             assert reached[0] > before, "nobody wrote meanwhile"
     finally:
         stop.set()
+        go.release()
         thread.join()
     _tidy(writer)
 

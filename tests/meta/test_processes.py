@@ -12,7 +12,7 @@ from tests.meta.engines import Engine
 
 PROCESSES = 2
 TIMES = 400
-END_S = 60
+END_S = 200  # only a failure takes that long
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "redis", "tikv"], indirect=True)
@@ -36,7 +36,7 @@ def test_processes_count_together(engine: Engine) -> None:
             process.kill()
             process.wait()
     assert [process.returncode for process in processes] == [0] * PROCESSES
-    assert sum(lost) > 0, "the processes never met: raise TIMES"
+    assert sum(lost) > 0, "both have begun with the same number"
     total = PROCESSES * TIMES
     assert engine.first.read_rows([ROW])[0] == {
         b"checked": b"%d" % total,

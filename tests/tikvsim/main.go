@@ -75,7 +75,7 @@ func newCluster(directory string) (*cluster, error) {
 		return nil, err
 	}
 	sim := &cluster{kv: kv, regions: regions, pd: pd, leaders: map[uint64]uint64{}}
-	sim.faults.counts = map[string]int{}
+	sim.faults = newFaults()
 	sim.locks = newLockRecords()
 	region := &metapb.Region{Id: regions.AllocID(), RegionEpoch: &metapb.RegionEpoch{}}
 	var all []*metapb.Store

@@ -17,7 +17,7 @@ type cluster struct {
 	pd        *tikv.MockPD
 	listeners []net.Listener
 	pdAddress string
-	faults    faults
+	faults    *faults
 	locks     lockRecords
 
 	mu      sync.Mutex

@@ -159,8 +159,8 @@ def test_a_narrow_downlink_takes_its_time(tmp_path: Path) -> None:
             delay.before(S3(server.getsockname()[1]), tmp_path, 0.0, 0.0, mib_s) as reached,
             socket.create_connection(("127.0.0.1", reached.port), 30) as client_side,
         ):
-            client_side.sendall(b"?")
             begin = time.monotonic()
+            client_side.sendall(b"?")
             left = size
             while left:
                 left -= len(client_side.recv(1 << 20))
