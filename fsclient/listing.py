@@ -6,9 +6,10 @@ in the same order, whoever came and went meanwhile.
 
 Where a page ends depends on how many names there are when it is read. So its number stands for
 both of its ends, cursors of the store; read at another time it may be another page. `Pages` keeps
-that for the whole mount, and the names of the latest: the kernel keeps listings beyond their handle,
-and may ask the next one to go on behind a cookie of the last. It goes on in the page as that was, not
-in one that begins at the same place, where a name could stand on the other side of the cut.
+that for the whole mount, and the names of the latest: the kernel keeps listings beyond their
+handle, and may ask the next one to go on behind a cookie of the last. It goes on in the page as
+that was, not in one that begins at the same place, where a name could stand on the other side of
+the cut.
 
 A directory that comes in one page, or that we remember whole, is the page WHOLE: its cookies mean
 the same to every handle and every process, and fit 32-bit programs.

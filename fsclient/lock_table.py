@@ -210,4 +210,5 @@ class LockTable:
         """Gauges for `.stats`."""
         with self.cond:
             held = sum(each.held for holders in self.held.values() for each in holders.values())
-            return {"lock_owners": held, "lock_waits": len(self.waiters)}
+            in_line = sum(waiter.session != 0 for waiter in self.waiters.values())
+            return {"lock_owners": held, "lock_waits": in_line}

@@ -19,7 +19,7 @@ from fsmeta.runtime import SystemRuntime
 needs_root_and_fuse = pytest.mark.skipif(
     os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
 )
-END_S = 20  # by then every worker must have ended; only a hang takes longer
+END_S = 60  # by then every worker must have ended; only a hang takes longer
 
 
 class _Warnings(logging.Handler):

@@ -25,6 +25,7 @@ from tests.posix.inproc import Connect
 from tests.posix.volumes import Volume, can_mount, new_volume, temporary_folder
 from tests.redis_server import RedisServer
 from tests.tikv_server import TikvServer, why_not
+from tests.waiting import SOON_S
 
 ENGINES = ("mem", "sqlite", "redis", "tikv")
 WHOLE = tuple(f"{kind}-{engine}" for engine in ENGINES for kind in ("meta", "vfs"))
@@ -40,15 +41,20 @@ def folder() -> Iterator[Path]:
         yield path
 
 
+ROUNDS_S = 60.0  # by then two deletion rounds are over, of 3 to 5 s on a quiet machine
+
+Servers = Callable[[str], RedisServer | TikvServer]
+"""The server of an engine that is one, or skips."""
+
 Databases = Callable[[str], str]
-"""Hands out the URL of an empty database of an engine that is a server, or skips."""
+"""Hands out the URL of an empty database of such a server."""
 
 
 @pytest.fixture(scope="session")
-def databases(folder: Path) -> Iterator[Databases]:
-    """Servers that end after everything that uses them; each starts when first asked for."""
+def servers(folder: Path) -> Iterator[Servers]:
+    """They end after everything that uses them; each starts when first asked for."""
     with ExitStack() as stack:
-        servers: dict[str, RedisServer | TikvServer] = {}
+        started: dict[str, RedisServer | TikvServer] = {}
 
         def start(engine: str) -> RedisServer | TikvServer:
             if engine == "tikv":
@@ -61,12 +67,17 @@ def databases(folder: Path) -> Iterator[Databases]:
             (folder / "redis").mkdir()
             return stack.enter_context(RedisServer(folder / "redis"))
 
-        def find(engine: str) -> str:
-            if engine not in servers:
-                servers[engine] = start(engine)
-            return servers[engine].empty_url()
+        def find(engine: str) -> RedisServer | TikvServer:
+            if engine not in started:
+                started[engine] = start(engine)
+            return started[engine]
 
         yield find
+
+
+@pytest.fixture(scope="session")
+def databases(servers: Servers) -> Databases:
+    return lambda engine: servers(engine).empty_url()
 
 
 @pytest.fixture(scope="session")
@@ -181,10 +192,13 @@ class Twins:
             return
 
         def equal() -> bool:
-            first, second = os.stat(self.first / name), os.stat(self.second / name)
+            try:
+                first, second = os.stat(self.first / name), os.stat(self.second / name)
+            except FileNotFoundError:  # one has not heard of it yet
+                return False
             return (first.st_size, first.st_mtime_ns) == (second.st_size, second.st_mtime_ns)
 
-        self.wait_until(equal, 2)
+        self.wait_until(equal)
 
     def stat(self, name: str) -> float:
         """A number of `.stats`, summed over both mounts."""
@@ -202,7 +216,9 @@ class Twins:
         return sum(len(names) for _, _, names in os.walk(self.volume.folder / "data"))
 
     @staticmethod
-    def wait_until(true: Callable[[], bool], within_s: float, every_s: float = 0.002) -> float:
+    def wait_until(
+        true: Callable[[], bool], within_s: float = SOON_S, every_s: float = 0.002
+    ) -> float:
         """Poll until it is true; how many seconds that took."""
         begin = time.monotonic()
         while not true():

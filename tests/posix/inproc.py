@@ -22,6 +22,7 @@ from fsmeta.store_mem import MemBackend, MemStore
 from fsmeta.store_sqlite import SqliteStore
 from fsmeta.transact import Transactor
 from tests.posix.metafs import MetaFS
+from tests.posix.volumes import PATIENCE_S
 
 RUNTIME = SystemRuntime()
 SLUGGISH_S = 0.03
@@ -69,7 +70,7 @@ def client(connect: Connect, staging: Path | None = None) -> Iterator[Client]:
     With `staging`, a directory, it writes back.
     """
     format_volume(connect)
-    options = ClientOptions(heartbeat_s=0.5)
+    options = ClientOptions(heartbeat_s=0.5, meta_timeout_s=PATIENCE_S)
     objects = MemObjects(RUNTIME)
     if staging is not None:
         objects = Sluggish(RUNTIME)

@@ -78,14 +78,13 @@ class Locker:
         operation = {"r": fcntl.LOCK_SH, "w": fcntl.LOCK_EX, "u": fcntl.LOCK_UN}[kind]
         fcntl.flock(fd, operation if wait else operation | fcntl.LOCK_NB)
 
-    def alarm(self, seconds: float) -> None:
-        """A signal whose handler does nothing, but for EINTR."""
+    def interruptible(self) -> None:
+        """From now on SIGUSR1 does nothing, but for EINTR."""
 
         def interrupted(_number: int, _frame: object) -> None:
-            raise InterruptedError(errno.EINTR, "alarm")
+            raise InterruptedError(errno.EINTR, "interrupted")
 
-        signal.signal(signal.SIGALRM, interrupted)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.signal(signal.SIGUSR1, interrupted)
 
     def begin(self, number: int, command: str, *arguments: Any) -> None:
         """Run a command in a thread of its own; `outcome` tells."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-SOON_S = 20.0  # by then a lock that can be had is had; only a failure takes longer
-NOT_S = 0.15  # who still waits then is believed to wait
+from tests.waiting import SOON_S
+
+NOT_S: Final = 0.15  # who is in line and still waits then is believed to wait on
+_IN_LINE: Final = re.compile(r"-> .* [0-9a-f]+:[0-9a-f]+:(\d+) ")  # of /proc/locks: the inode
 
 
 class Process:
@@ -30,9 +34,17 @@ class Process:
         return lambda *arguments: self._ask(name, *arguments)
 
     def _ask(self, *words: Any) -> Any:
+        self.say(*words)
+        return self.hear()
+
+    def say(self, *words: Any) -> None:
+        """A command whose answer is to be heard later, if there is one."""
         assert self.popen.stdin is not None
-        assert self.popen.stdout is not None
         print(list(words), file=self.popen.stdin, flush=True)
+
+    def hear(self) -> Any:
+        """The answer to what was said."""
+        assert self.popen.stdout is not None
         return ast.literal_eval(self.popen.stdout.readline())
 
     def opens(self, name: str, flags: int) -> int:
@@ -70,13 +82,25 @@ class Wait:
         self._process = process
         self._number = number
 
-    def waits(self) -> bool:
+    def goes_on(self) -> bool:
         """Whether it has not come to its end after a while."""
         return bool(self._process.outcome(self._number, NOT_S) == "waits")
 
     def result(self) -> Any:
         """What it came to; waits for that."""
         return self._process.outcome(self._number, SOON_S)
+
+
+def in_line(*mounts: Path) -> int:
+    """How many requests of all processes on these mounts wait for locks."""
+    lines = [line for root in mounts for line in (root / ".stats").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("slicefs_lock_waits "))
+
+
+def in_line_of_the_kernel(folder: Path) -> int:
+    """How many requests wait for locks of files in a directory whose locks the kernel has."""
+    inos = {entry.inode() for entry in os.scandir(folder)}
+    return sum(int(ino) in inos for ino in _IN_LINE.findall(Path("/proc/locks").read_text()))
 
 
 @contextmanager

@@ -12,15 +12,23 @@ them there, and what it asks for is then true of any engine.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 Case = Callable[[Path, Path, bool], None]  # a directory here and there, and whether there are news
-NEWS_S = 2.0
+
+
+def _ino(path: Path) -> int:
+    """What a name leads to; 0 where it leads nowhere."""
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def _believed(here: Path, there: Path, name: str) -> tuple[Path, Callable[[bool], None]]:
@@ -32,10 +40,8 @@ def _believed(here: Path, there: Path, name: str) -> tuple[Path, Callable[[bool]
     ino = os.stat(path).st_ino
 
     def gone(news: bool) -> None:
-        until = time.monotonic() + NEWS_S
-        while news and path.exists() and os.stat(path).st_ino == ino:
-            assert time.monotonic() < until, "no news"
-            time.sleep(0.002)
+        if news:
+            wait_until(lambda: _ino(path) != ino)
 
     return path, gone
 
@@ -80,6 +86,7 @@ def _made_anew(here: Path, there: Path, news: bool) -> None:
     gone(news)
     with path.open("wb") as file:
         file.write(b"second")
+    wait_until((here / "anew").exists)
     assert (here / "anew").read_bytes() == b"second"
     (here / "anew").unlink()
 

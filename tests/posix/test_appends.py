@@ -74,12 +74,12 @@ def test_p4_an_append_goes_to_the_end_that_others_have_moved(twins: Twins, root:
     os.write(fd, b"mine 2\n")
     os.fsync(fd)
     want = b"first\ntheirs, and it is a longer one\nmine 1\nmine 2\n"
-    twins.wait_until(lambda: os.pread(fd, 1000, 0) == want, 3)
+    twins.wait_until(lambda: os.pread(fd, 1000, 0) == want)
     os.truncate(there, 3)
     os.write(fd, b"mine 3\n")
     os.close(fd)
     for each in (path, there):  # whose kernel may believe the old size for a second
-        twins.wait_until(lambda: each.read_bytes() == b"firmine 3\n", 3)  # noqa: B023
+        twins.wait_until(lambda: each.read_bytes() == b"firmine 3\n")  # noqa: B023
 
 
 def test_p4_appends_and_other_writes_of_one_mount(root: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import random
@@ -19,6 +18,7 @@ from fsclient.client import Client
 from fsclient.filesystem import Opened
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.posix.inproc import memory
+from tests.posix.pages import PAGE, resident
 from tests.posix.test_data import Fsx
 from tests.posix.test_writeback import Pair, new_pair
 from tests.posix.volumes import can_mount, new_volume
@@ -26,9 +26,7 @@ from tests.waiting import wait_until
 
 FILES: Final = 4  # of fsx
 OPS: Final = 120
-PAGE: Final = mmap.PAGESIZE
 WRITE: Final = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
-LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 # --- who is direct -------------------------------------------------------------------------------
@@ -160,17 +158,6 @@ def _number(root: Path, name: str) -> float:
 def all_closed(root: Path) -> None:
     """Returns when the client has heard of each close(2), which the kernel tells it later."""
     wait_until(lambda: _number(root, "open_handles") == 0)
-
-
-def resident(path: Path) -> int:
-    """How many pages of a file the kernel has."""
-    size = path.stat().st_size
-    found = (ctypes.c_ubyte * (size // PAGE + 1))()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as memory:
-        begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        done = LIBC.mincore(ctypes.c_void_p(begin), ctypes.c_size_t(size), found)
-        assert done == 0, os.strerror(ctypes.get_errno())
-    return sum(each & 1 for each in found)
 
 
 def test_w3_what_is_written_leaves_no_pages(root: Path) -> None:

@@ -155,7 +155,7 @@ def test_who_truncates_a_setuid_program_is_not_its_owner(root: Path) -> None:
     _as_user("/bin/sh", "-c", f": > {program}")
     assert os.write(fd, content) == len(content)
     os.close(fd)
-    Twins.wait_until(lambda: _who_runs(program) == USER, 5, 0.02)
+    Twins.wait_until(lambda: _who_runs(program) == USER, every_s=0.02)
 
 
 def test_who_overwrites_what_became_setuid_elsewhere(root: Path, twins: Twins) -> None:
@@ -163,7 +163,7 @@ def test_who_overwrites_what_became_setuid_elsewhere(root: Path, twins: Twins) -
     path, there = root / "f", twins.second / root.name / "f"
     path.write_bytes(b"12345")
     path.chmod(0o777)
-    Twins.wait_until(lambda: there.exists() and os.stat(there).st_mode & 0o777 == 0o777, 3)
+    Twins.wait_until(lambda: there.exists() and os.stat(there).st_mode & 0o777 == 0o777)
     command = ["/bin/sh", "-c", f"exec 3<>{there}; echo; read _; printf x >&3"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, user=USER, stdin=pipe, stdout=pipe) as writer:
@@ -175,7 +175,7 @@ def test_who_overwrites_what_became_setuid_elsewhere(root: Path, twins: Twins) -
         writer.stdin.close()
         assert writer.wait() == 0
     assert stat.S_IMODE(os.stat(there).st_mode) == 0o777
-    Twins.wait_until(lambda: stat.S_IMODE(os.stat(path).st_mode) == 0o777, 3)
+    Twins.wait_until(lambda: stat.S_IMODE(os.stat(path).st_mode) == 0o777)
     assert path.read_bytes() == b"x2345"
 
 

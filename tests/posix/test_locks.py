@@ -10,15 +10,22 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.posix.lockers import Process, eventually, processes
+from tests.posix.lockers import (
+    Process,
+    Wait,
+    eventually,
+    in_line,
+    in_line_of_the_kernel,
+    processes,
+)
 from tests.posix.volumes import Volume
+from tests.waiting import wait_until
 
 RW, RO, WO = os.O_RDWR, os.O_RDONLY, os.O_WRONLY
 KERNELS = ("tmpfs", "disk")
@@ -35,6 +42,17 @@ class Pair:
         self.one = first
         self.two = second
         self.is_kernel = place in KERNELS
+
+    def come(self, count: int) -> None:
+        """Returns when so many requests are in line."""
+        folders = {self.one.folder, self.two.folder}
+        asked = in_line_of_the_kernel if self.is_kernel else in_line
+        wait_until(lambda: asked(*folders) == count)
+
+    def wait(self, *waits: Wait) -> bool:
+        """Whether these are in line, as nobody else is, and stay there."""
+        self.come(len(waits))
+        return all(each.goes_on() for each in waits)
 
     def fds(self, flags: int = RW) -> tuple[int, int]:
         """The same file, empty and new, opened by both."""
@@ -171,9 +189,8 @@ def test_exec_keeps_locks_of_descriptors_that_stay(pair: Pair) -> None:
     one.keep(a)
     assert one.posix(a, "w", 0, 10) is None
     assert one.flock(a, "w") is None
-    assert one.popen.stdin is not None
-    print(["exec"], file=one.popen.stdin, flush=True)
-    time.sleep(0.3)
+    one.say("exec")
+    wait_until(lambda: Path(f"/proc/{one.popen.pid}/comm").read_text() == "sleep\n")
     assert two.posix(b, "w", 0, 10) == AGAIN
     assert two.flock(b, "r") == AGAIN
     one.kill()
@@ -255,14 +272,14 @@ def test_waiting(pair: Pair) -> None:
         whence = (0,) if command == "posix" else ()
         assert getattr(one, command)(a, kind) is None
         waiting = two.starts(command, b, "r", *begin, *whence, True)
-        assert waiting.waits(), command
+        assert pair.wait(waiting), command
         assert getattr(one, command)(a, "u") is None
         assert waiting.result() is None, command
         assert getattr(two, command)(b, "u") is None
     assert one.posix(a, "w") is None
     assert one.flock(a, "w") is None
     waits = [two.starts("posix", b, "w", 0, 0, 0, True), two.starts("flock", b, "w", True)]
-    assert [each.waits() for each in waits] == [True, True]
+    assert pair.wait(*waits)
     one.kill()
     assert [each.result() for each in waits] == [None, None]
 
@@ -274,8 +291,11 @@ def test_who_waits_is_interrupted(pair: Pair) -> None:
     for command in ("posix", "flock"):
         rest = (0, 0, 0, True) if command == "posix" else (True,)
         assert getattr(one, command)(a, "r") is None
-        two.alarm(0.2)
-        assert getattr(two, command)(b, "w", *rest) == "EINTR"
+        two.interruptible()
+        two.say(command, b, "w", *rest)
+        pair.come(1)
+        two.popen.send_signal(signal.SIGUSR1)
+        assert two.hear() == "EINTR"
         third = one.opens("file", RW)
         assert one.flock(third, "r") is None
         assert getattr(one, command)(a, "u") is None
@@ -289,7 +309,7 @@ def test_who_waits_may_die(pair: Pair) -> None:
     one, two = pair.one, pair.two
     assert one.posix(a, "r") is None
     waiting = two.starts("posix", b, "w", 0, 0, 0, True)
-    assert waiting.waits()
+    assert pair.wait(waiting)
     two.popen.send_signal(signal.SIGKILL)
     assert two.popen.wait(20) == -signal.SIGKILL
     other = one.opens("file", RW)
@@ -303,7 +323,7 @@ def test_deadlock(pair: Pair) -> None:
     assert one.posix(a, "w", 0, 10) is None
     assert two.posix(b, "w", 10, 10) is None
     waiting = one.starts("posix", a, "w", 10, 10, 0, True)
-    assert waiting.waits()
+    assert pair.wait(waiting)
     assert two.posix(b, "w", 0, 10, 0, True) == DEADLK
     assert two.posix(b, "u") is None
     assert waiting.result() is None
@@ -316,7 +336,7 @@ def test_deadlock_over_two_files(pair: Pair) -> None:
     assert one.posix(a, "w") is None
     assert two.posix(d, "w") is None
     waiting = two.starts("posix", b, "r", 0, 0, 0, True)
-    assert waiting.waits()
+    assert pair.wait(waiting)
     assert one.posix(c, "r", 0, 0, 0, True) == DEADLK
     assert one.posix(a, "u") is None
     assert waiting.result() is None
@@ -328,11 +348,11 @@ def test_readers_together_writers_alone(pair: Pair) -> None:
     others = [two.opens("file", RO) for _ in range(3)]
     assert one.flock(a, "w") is None
     waits = [two.starts("flock", fd, "r", True) for fd in others]
-    assert all(each.waits() for each in waits)
+    assert pair.wait(*waits)
     assert one.flock(a, "u") is None
     assert [each.result() for each in waits] == [None] * 3
     writing = one.starts("flock", a, "w", True)
-    assert writing.waits()
+    assert pair.wait(writing)
     for fd in others:
         assert two.flock(fd, "u") is None
     assert writing.result() is None
@@ -383,11 +403,11 @@ def test_writers_do_not_starve(pair: Pair) -> None:
     third = one.opens("file", RO)
     assert one.flock(a, "r") is None
     writing = two.starts("flock", b, "w", True)
-    assert writing.waits()
+    assert pair.wait(writing)
     reading = one.starts("flock", third, "r", True)
-    assert reading.waits()
+    assert pair.wait(writing, reading)
     assert one.flock(a, "u") is None
     assert writing.result() is None
-    assert reading.waits()
+    assert pair.wait(reading)
     assert two.flock(b, "u") is None
     assert reading.result() is None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fsclient import coherence as coherence_module
 from fsclient.coherence import AGAIN_AFTER_S, Coherence
 from fsclient.filesystem import Notifier
 from fsmeta import schema
@@ -77,3 +78,14 @@ def test_names_and_listings_are_told_twice_and_attributes_once(
     wait_until(lambda: len(told.seen) >= 5)
     time.sleep(3 * AGAIN_AFTER_S)
     assert told.seen == [("inode", ROOT_INO), *listing, *listing]
+
+
+def test_news_do_not_wait_for_the_repetition_of_others(
+    kernel: tuple[Told, Coherence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coherence_module, "AGAIN_AFTER_S", 3600.0)
+    told, coherence = kernel
+    for number in range(1, 4):
+        coherence._changed([schema.dir_row(Ino(number))])
+        wait_until(lambda: ("inode", Ino(number)) in told.seen)  # noqa: B023
+    assert told.seen == [("inode", Ino(number)) for number in range(1, 4)]

@@ -20,16 +20,22 @@ from tests.sim.posix import Posix
 
 FILES = 40
 OPTIONS = ClientOptions(heartbeat_s=0.1, pack_below=512 << 10)
-SOON_S = 20.0
+ROUNDS_S = 60.0  # by then several deletion rounds are over
 
 
 @pytest.fixture(autouse=True)
 def swift(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds and packing do not wait for long."""
+    """Rounds and packing do not wait for long; what a test has written is taken together."""
     monkeypatch.setattr(leader, "NEWS_S", 0.1)
     monkeypatch.setattr(leader, "CLONES_EVERY_S", 0.1)
-    monkeypatch.setattr(packer, "QUIET_S", 0.1)
+    monkeypatch.setattr(packer, "QUIET_S", 0.0)
     monkeypatch.setattr(packer, "LINGER_S", 0.3)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is packed but what the test itself packs."""
+    monkeypatch.setattr(packer, "LINGER_S", 3600.0)
 
 
 class Volume:
@@ -82,7 +88,7 @@ class Volume:
 
     def wait_for_objects(self, count: int) -> None:
         """Until there are so many."""
-        deadline = RUNTIME.monotonic() + SOON_S
+        deadline = RUNTIME.monotonic() + ROUNDS_S
         while len(self.keys()) != count:
             assert RUNTIME.monotonic() < deadline, self.keys()
             RUNTIME.sleep(0.05)
@@ -107,6 +113,7 @@ def test_packed_unasked_and_read_with_one_request() -> None:
     volume.end()
 
 
+@pytest.mark.usefixtures("asked")
 def test_open_files_are_packed_and_go_on() -> None:
     """O6: a file that is read, and one that grows, while they are packed."""
     volume = Volume()
@@ -135,7 +142,7 @@ def test_what_is_left_of_a_segment_is_packed_anew() -> None:
     first = volume.keys()
     for number in range(FILES // 2 + 1):
         volume.unlink(b"/%03d" % number)
-    deadline = RUNTIME.monotonic() + SOON_S
+    deadline = RUNTIME.monotonic() + ROUNDS_S
     while volume.packer.segments < 2:
         assert RUNTIME.monotonic() < deadline
         RUNTIME.sleep(0.05)
@@ -149,8 +156,7 @@ def test_a_snapshot_keeps_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     volume = Volume()
     meta = volume.client.meta
     with monkeypatch.context() as patch:
-        patch.setattr(packer, "QUIET_S", 3600.0)  # nothing is packed unasked
-        patch.setattr(packer, "LINGER_S", 3600.0)
+        patch.setattr(packer, "LINGER_S", 3600.0)  # nothing is packed unasked
         volume.write(FILES)
         made = Taker(meta, ROOT_CALLER, RUNTIME.now_ns, lambda: False).take(ROOT_INO, b"one")
         assert made.changed == 0
@@ -172,6 +178,7 @@ def test_a_snapshot_keeps_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     volume.end()
 
 
+@pytest.mark.usefixtures("asked")
 def test_few_files_and_large_ones_stay_as_they_are() -> None:
     """O6."""
     volume = Volume()

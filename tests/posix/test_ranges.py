@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from fsmeta.types import CHUNK_BYTES
-from tests.posix.conftest import Twins
+from tests.posix.conftest import ROUNDS_S, Twins
+from tests.posix.volumes import slices_of
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
@@ -227,12 +228,12 @@ def test_p4_a_file_without_a_name_stays_and_goes(twins: Twins, root: Path) -> No
     os.write(named, b"n" * 100_000)
     purged = twins.stat("inodes_purged_total")
     os.close(os.open(root, os.O_TMPFILE | os.O_RDWR))  # goes
-    twins.wait_until(lambda: twins.stat("inodes_purged_total") > purged, 20, 0.05)
+    twins.wait_until(lambda: twins.stat("inodes_purged_total") > purged, ROUNDS_S, 0.05)
     assert link_fd(named, root / "named") == 0
     os.close(named)
     purged = twins.stat("inodes_purged_total")
     os.close(os.open(root, os.O_TMPFILE | os.O_RDWR))
-    twins.wait_until(lambda: twins.stat("inodes_purged_total") > purged, 20, 0.05)
+    twins.wait_until(lambda: twins.stat("inodes_purged_total") > purged, ROUNDS_S, 0.05)
     assert os.pread(keep, 200_000, 0) == b"k" * 100_000
     os.close(keep)
     assert (root / "named").read_bytes() == b"n" * 100_000
@@ -280,16 +281,15 @@ def test_p4_a_copy_shares_its_data(twins: Twins, root: Path) -> None:
     """No object more, and none fewer until the last of the two is gone."""
     data = random.Random(4).randbytes(3 << 20)
     (root / "one").write_bytes(data)
-    before = twins.stat("object_put_bytes_total")
     subprocess.run(["cp", root / "one", root / "two"], check=True)
-    assert twins.stat("object_put_bytes_total") == before
+    assert slices_of(root / "two") == slices_of(root / "one") != set()
     assert (root / "two").read_bytes() == data
     purged, deleted = twins.stat("inodes_purged_total"), twins.stat("slices_deleted_total")
     os.unlink(root / "one")
-    twins.wait_until(lambda: twins.stat("inodes_purged_total") > purged, 20, 0.05)
+    twins.wait_until(lambda: twins.stat("inodes_purged_total") > purged, ROUNDS_S, 0.05)
     (root / "other").write_bytes(data)
     os.unlink(root / "other")  # deleted a round later than the drops of the first
-    twins.wait_until(lambda: twins.stat("slices_deleted_total") > deleted, 30, 0.05)
+    twins.wait_until(lambda: twins.stat("slices_deleted_total") > deleted, ROUNDS_S, 0.05)
     os.truncate(root / "two", 1 << 20)
     twins.settle(f"{root.name}/two")
     assert (twins.second / root.name / "two").read_bytes() == data[: 1 << 20]
@@ -333,7 +333,7 @@ def test_p4_a_sparse_file_is_copied_as_one(root: Path) -> None:
     os.ftruncate(fd, 5 * CHUNK_BYTES)
     os.pwrite(fd, b"z" * 4096, 2 * CHUNK_BYTES)
     os.close(fd)
-    subprocess.run(["cp", root / "sparse", root / "copy"], check=True, timeout=20)
+    subprocess.run(["cp", root / "sparse", root / "copy"], check=True, timeout=60)
     status = os.stat(root / "copy")
     assert (status.st_size, status.st_blocks) == (5 * CHUNK_BYTES, 8)
 

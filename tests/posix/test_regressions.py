@@ -20,6 +20,7 @@ from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Caller, Ino, SetAttr, Slic
 from tests.posix import inproc
 from tests.posix.inproc import RUNTIME
 from tests.sim.posix import Posix
+from tests.waiting import wait_until
 
 FILE = 0o100644
 STRANGER = Caller(60001, 60001)
@@ -280,9 +281,7 @@ def test_leases_of_absent_names_are_bounded(monkeypatch: pytest.MonkeyPatch, epo
         for number in range(50):
             with suppress(FileNotFoundError):
                 made.vfs.lookup(ROOT_CALLER, ROOT_INO, b"absent%d" % number)
-        deadline = RUNTIME.monotonic() + 5
-        while not (notifier.names or notifier.all) and RUNTIME.monotonic() < deadline:
-            RUNTIME.sleep(0.01)
+        wait_until(lambda: notifier.names or notifier.all)
         assert bool(notifier.names) != epoch
         assert bool(notifier.all) == epoch
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fsclient import compactor
 from tests.posix.inproc import RUNTIME, memory, sqlite
 from tests.posix.test_writeback import SETTLE_S, Pair, new_pair, read, wait_until
 
@@ -17,6 +18,12 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     connect = memory() if request.param == "mem" else sqlite(tmp_path / "meta.db")
     with new_pair(connect, tmp_path / "staging") as made:
         yield made
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compacted but what the test itself compacts."""
+    monkeypatch.setattr(compactor, "COMMITS_BEFORE_LOOK", 1_000_000)
 
 
 def test_w2_what_was_appended_is_compacted(pair: Pair) -> None:
@@ -44,6 +51,7 @@ def test_w2_what_was_appended_is_compacted(pair: Pair) -> None:
     assert read(pair.me, b"/d/log") == b"".join(written)
 
 
+@pytest.mark.usefixtures("alone")
 def test_w2_what_could_not_be_compacted_holds_up_no_gc(pair: Pair) -> None:
     """A slice that compaction made in vain, as a write to the file was held back, counted as one
     that may yet be committed: gc deleted nothing above it until the mount ended.
@@ -70,6 +78,7 @@ def test_w2_what_could_not_be_compacted_holds_up_no_gc(pair: Pair) -> None:
     wait_until(lambda: pair.mine.meta.sessions.round_and_floor()[1] > last)
 
 
+@pytest.mark.usefixtures("alone")
 def test_w2_rewritten_data_pass_the_journal(tmp_path: Path) -> None:
     """Compaction exchanged records before the store had the new block: others met EIO meanwhile, a
     killed client's file was lost.

@@ -103,20 +103,20 @@ def test_t2_w2_a_snapshot_has_nothing_that_is_held_back(pair: Pair) -> None:
 def test_t2_w2_a_snapshot_while_its_source_changes(pair: Pair) -> None:
     """What it says is of one moment is so, whoever publishes what meanwhile.
 
-    Each step is made in `a` before `b` is, so no moment has it in `b` alone.
+    Each step is made in `a` before `b` is, so no moment has it in `b` alone. The writer rests
+    longer after each that is of several moments: on any machine one fits between its steps then.
     """
     for number in range(10):
         write(pair.me, b"/d/%d-b" % number, b"old")
-    stop = RUNTIME.event()
+    stop, rest_s = RUNTIME.event(), [0.03]
 
     def go_on() -> None:
-        for number in range(100_000):
-            if stop.is_set():
-                return
+        number = 0
+        while not stop.wait(rest_s[0]):
+            number += 1
             for half in (b"a", b"b"):
                 write(pair.me, b"/d/%d-%s" % (number % 10, half), b"%09d" % number)
             _chmod(pair.me, 0o700 + number % 8)
-            RUNTIME.sleep(0.03)
 
     thread = RUNTIME.spawn("writer", go_on)
     moments = 0
@@ -124,7 +124,9 @@ def test_t2_w2_a_snapshot_while_its_source_changes(pair: Pair) -> None:
         name = b"s%d" % number
         report = _snap(pair, name).wait()
         kept = _shown(pair.them, name)
-        if report["changed"] == 0:
+        if report["changed"]:
+            rest_s[0] *= 2
+        else:
             moments += 1
             for each, data in kept.items():
                 if each.endswith(b"b") and data != b"old":

@@ -131,7 +131,7 @@ def test_t1_a_tree_is_restored(volume: Volume, root: Path) -> None:
 
 def _wait_for(path: Path) -> None:
     """Without news a kernel that saw a directory without it may believe so for a second."""
-    Twins.wait_until(path.exists, 3)
+    Twins.wait_until(path.exists)
 
 
 def test_t1_one_path_is_restored(volume: Volume, root: Path) -> None:

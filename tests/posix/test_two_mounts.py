@@ -5,19 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fsclient.coherence import AGAIN_AFTER_S
-from tests.posix.conftest import Twins
+from fsclient.coherence import SHORT_S
+from tests.posix.conftest import ROUNDS_S, Servers, Twins
 from tests.posix.stale_names import CASES
 from tests.redis_server import RedisServer
 
-NEWS_S = 0.1  # what news may take
-NEWS_MAX_S = 2.0  # on a machine that does other things, too
 TURNS = 5
 SIZE = 300_000
 
@@ -54,7 +51,11 @@ def _changes(here: Path, there: Path) -> dict[str, tuple[Callable[[], object], C
 
 
 def test_news_of_another_mount(twins: Twins) -> None:
-    """The kernel there believes the opposite, with an hour to go, until it is told."""
+    """The kernel there believes the opposite, with an hour to go, until it is told.
+
+    One that is told nothing would ask again SHORT_S later. A machine that has other work to do may
+    delay some news by as much, but not those of one kind each time.
+    """
     if twins.engine != "redis":
         pytest.skip("without tracking a kernel believes what it saw for a second")
     took: dict[str, list[float]] = {}
@@ -63,16 +64,17 @@ def test_news_of_another_mount(twins: Twins) -> None:
         here.mkdir()
         for name in ("file", "gone", "old"):
             (here / name).write_bytes(b"x")
-        twins.wait_until(lambda: len(os.listdir(there)) == 3, NEWS_MAX_S)  # noqa: B023
+        twins.wait_until(there.is_dir)
+        twins.wait_until(lambda: len(os.listdir(there)) == 3)  # noqa: B023
         for name, (change, seen) in _changes(here, there).items():
             assert not seen(), name
             change()
-            took.setdefault(name, []).append(twins.wait_until(seen, NEWS_MAX_S))
-    slow = {name: times for name, times in took.items() if statistics.median(times) > NEWS_S}
+            took.setdefault(name, []).append(twins.wait_until(seen))
+    slow = {name: times for name, times in took.items() if min(times) > SHORT_S / 2}
     assert not slow
 
 
-def test_a_lost_link_ends_what_the_kernel_believes(twins: Twins, redis_server: RedisServer) -> None:
+def test_a_lost_link_ends_what_the_kernel_believes(twins: Twins, servers: Servers) -> None:
     """Names by the hundred, present and absent, and a file that is open."""
     if twins.engine != "redis":
         pytest.skip("without tracking there is no link")
@@ -86,32 +88,18 @@ def test_a_lost_link_ends_what_the_kernel_believes(twins: Twins, redis_server: R
             assert all((there / name).stat().st_size == 3 for name in names)
         assert not (there / "later").exists()
         before = twins.stat("kernel_notifications_total")
-        redis_server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+        server = servers("redis")
+        assert isinstance(server, RedisServer)
+        assert server.ask("CLIENT", "KILL", "TYPE", "pubsub") >= 2, "one of each mount at least"
         for name in names:
             (here / name).rename(here / f"{name}-moved")
         (here / f"{names[0]}-moved").write_text("newer")
         (here / "later").touch()
-        twins.wait_until((there / "later").exists, NEWS_MAX_S)
-        twins.wait_until(lambda: not any((there / name).exists() for name in names), NEWS_MAX_S)
-        twins.wait_until(lambda: os.fstat(file.fileno()).st_size == 5, NEWS_MAX_S)
+        twins.wait_until((there / "later").exists)
+        twins.wait_until(lambda: not any((there / name).exists() for name in names))
+        twins.wait_until(lambda: os.fstat(file.fileno()).st_size == 5)
         assert file.read() == "newer"
     assert twins.stat("kernel_notifications_total") > before
-
-
-def test_news_in_a_row(twins: Twins) -> None:
-    """Some news do not wait for the repetition of others."""
-    if twins.engine != "redis":
-        pytest.skip("without tracking a kernel believes what it saw for a second")
-    here, there = twins.first / "row", twins.second / "row"
-    here.touch()
-    twins.settle("row")
-    took = []
-    for mode in range(0o700, 0o740):
-        here.chmod(mode)
-        seen = _shows(there, lambda status: stat.S_IMODE(status.st_mode) == mode)  # noqa: B023
-        took.append(twins.wait_until(seen, NEWS_MAX_S, 0.0005))
-    here.unlink()
-    assert statistics.median(took) < AGAIN_AFTER_S / 2
 
 
 def _let_two_rounds_pass(twins: Twins, turn: int) -> None:
@@ -120,8 +108,8 @@ def _let_two_rounds_pass(twins: Twins, turn: int) -> None:
     closed = twins.first / f"closed{turn}"
     closed.write_bytes(bytes(SIZE))
     closed.unlink()
-    twins.wait_until(lambda: twins.stat("inodes_purged_total") > purged, 20, 0.05)
-    twins.wait_until(lambda: twins.stat("slices_deleted_total") > deleted, 20, 0.05)
+    twins.wait_until(lambda: twins.stat("inodes_purged_total") > purged, ROUNDS_S, 0.05)
+    twins.wait_until(lambda: twins.stat("slices_deleted_total") > deleted, ROUNDS_S, 0.05)
 
 
 class _Files:
@@ -176,7 +164,7 @@ class _Directories:
         removers = {"here": twins.first, "there": twins.second, "cwd": twins.first}
         for name in removers:
             (twins.first / name).mkdir()
-        twins.wait_until(lambda: all((twins.second / name).is_dir() for name in removers), 3)
+        twins.wait_until(lambda: all((twins.second / name).is_dir() for name in removers))
         flags = os.O_RDONLY | os.O_DIRECTORY
         self._fds = [os.open(twins.first / name, flags) for name in ("here", "there")]
         self._before = os.getcwd()
@@ -188,7 +176,7 @@ class _Directories:
         """stat(2) answers, and nothing is in them nor can be."""
         assert os.stat(".").st_nlink == 0
         for fd in self._fds:
-            Twins.wait_until(lambda: os.fstat(fd).st_nlink == 0, 3)  # noqa: B023
+            Twins.wait_until(lambda: os.fstat(fd).st_nlink == 0)  # noqa: B023
             assert os.listdir(fd) == []
             with pytest.raises(FileNotFoundError):
                 os.stat("x", dir_fd=fd)
@@ -197,7 +185,7 @@ class _Directories:
 
     def check_cwd(self) -> None:
         """It is not open, so it goes; what is known of it the mount that removed it still says."""
-        Twins.wait_until(lambda: _errno_of_listing(".") == errno.ESTALE, 20, 0.05)
+        Twins.wait_until(lambda: _errno_of_listing(".") == errno.ESTALE, ROUNDS_S, 0.05)
         assert os.stat(".").st_nlink == 0
 
     def close(self) -> None:
@@ -222,7 +210,7 @@ def test_what_is_open_outlives_its_name(twins: Twins, pytestconfig: pytest.Confi
         objects = twins.objects()
         files.close()
         directories.close()
-    twins.wait_until(lambda: twins.objects() <= objects - len(_Files.NAMES), 20, 0.05)
+    twins.wait_until(lambda: twins.objects() <= objects - len(_Files.NAMES), ROUNDS_S, 0.05)
 
 
 def test_create_races_a_file_of_another_mount(twins: Twins) -> None:
@@ -242,7 +230,7 @@ def test_p1_an_open_shows_the_size_that_was_closed(twins: Twins) -> None:
     """Without news a kernel believed the size that stat(2) had shown, for a second after open."""
     here, there = twins.first / "grows", twins.second / "grows"
     here.touch()
-    twins.wait_until(there.exists, NEWS_MAX_S)
+    twins.wait_until(there.exists)
     for turn in range(1, TURNS + 1):
         assert os.stat(there).st_size == len(there.read_bytes())  # what it believes now
         with here.open("ab") as file:

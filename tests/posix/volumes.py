@@ -15,6 +15,7 @@ from pathlib import Path
 
 _SLICEFS = Path(sys.executable).with_name("slicefs")
 HEARTBEAT_S = 0.2  # deletion rounds take two or three of these
+PATIENCE_S = 120  # of calls: SQLite waits for a disk that others write to
 _WORRY = re.compile(r" (WARNING|ERROR|CRITICAL) |Traceback")
 
 
@@ -23,6 +24,12 @@ def run(*words: str | Path) -> str:
     done = subprocess.run([_SLICEFS, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"slicefs {words} → {done.returncode}: {done.stderr}{done.stdout}"
     return done.stdout
+
+
+def slices_of(path: Path) -> set[int]:
+    """The ids of the slices that a file on a mount lists."""
+    shown = json.loads(run("info", path, "--json"))
+    return {each["id"] for chunk in shown["chunks"] for each in chunk["slices"]}
 
 
 class Volume:
@@ -40,7 +47,8 @@ class Volume:
         root = self.folder / name
         root.mkdir()
         log = self.folder / f"{name}.log"
-        options = ("--heartbeat", str(HEARTBEAT_S), "--log", log, "--buffer-size", "64MiB")
+        waits = ("--heartbeat", str(HEARTBEAT_S), "--meta-timeout", str(PATIENCE_S))
+        options = (*waits, "--log", str(log), "--buffer-size", "64MiB")
         run("mount", "-d", *options, *more, self.meta, root)
         self._mounts.append(root)
         return root
