@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -32,6 +33,7 @@ from fsmeta.runtime import Lock, Runtime
 from fsmeta.types import ROOT_CALLER, Attr, Caller, Ino, Slice
 
 CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does not vouch
+CLOSED_MAX: Final = 4096  # closed files of which we know when; of older ones all is in doubt
 
 
 class OpenFile:
@@ -195,6 +197,9 @@ class OpenFiles:
         self._next = 1  # guarded by _lock
         self._handles: dict[int, FileHandle | DirHandle] = {}  # guarded by _lock
         self._files: dict[Ino, OpenFile] = {}  # guarded by _lock
+        self.closings = 0  # last closes of files that were written here; written under _lock
+        self._closed: OrderedDict[Ino, int] = OrderedDict()  # at which of them; guarded by _lock
+        self._forgotten = 0  # the latest that `_closed` had no room for; guarded by _lock
         self.locked: set[Ino] = set()  # whose locks somebody here has asked for
         self.on_last: Callable[[OpenFile], object] = bool  # a file is closed; under the lock
 
@@ -307,8 +312,26 @@ class OpenFiles:
             if handle.file.handles:
                 return None
             self.on_last(handle.file)
+            if handle.file.writer is not None:
+                self._note_closing(handle.file.ino)
             del self._files[handle.file.ino]
             return handle.file
+
+    def _note_closing(self, ino: Ino) -> None:
+        """See `closed_since`. The caller holds the lock."""
+        self.closings += 1
+        self._closed[ino] = self.closings
+        self._closed.move_to_end(ino)
+        if len(self._closed) > CLOSED_MAX:
+            _, self._forgotten = self._closed.popitem(last=False)
+
+    def closed_since(self, ino: Ino, closings: int) -> bool:
+        """Whether what the store said of a file when there were so many `closings` may lack what
+        was written here: the last handle went meanwhile, and with it what is to be laid over."""
+        if self.closings == closings:
+            return False
+        with self._lock:
+            return self._closed.get(ino, self._forgotten) > closings
 
     def getattr(self, file: OpenFile) -> Attr:
         """Attributes with what is written here and not committed."""
