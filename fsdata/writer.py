@@ -295,7 +295,7 @@ class FileWriter:
             if error is None:
                 block.stored()
             else:
-                block.state, block.queued = State.READY, False
+                block.state, block.queued, block.error = State.READY, False, error
                 if not self._dropped:
                     self._keep(error)
             self._cond.notify_all()
@@ -327,18 +327,21 @@ class FileWriter:
         Raises: what failed now or in the background since the last call; Unavailable when the
         deadline passes. What was not stored stays pending.
         """
+        failed = None
         if self._pending or (durable and self._unsynced):
             left = -1.0 if deadline is None else max(0.0, deadline - self._runtime.monotonic())
             if not self._order.acquire(timeout=left):
                 raise Unavailable("flush: another flush of the file takes too long")
             try:
-                self._flush(deadline, durable)
+                failed = self._flush(deadline, durable)
             finally:
                 self._order.release()
         self._check()
+        if failed is not None:
+            raise failed  # somebody else has been told of it, and this caller is, too
 
-    def _flush(self, deadline: float | None, durable: bool) -> None:
-        """`flush`, with `_order` held."""
+    def _flush(self, deadline: float | None, durable: bool) -> Exception | None:
+        """`flush`, with `_order` held; why a block could not be stored, if one could not."""
         with self._cond:
             for piece in self._pending:
                 self._seal(piece)
@@ -357,6 +360,7 @@ class FileWriter:
         if any(block.state is State.BUSY for block in left):
             self._await(left, deadline)
         self._commit(self._complete(count), durable)
+        return next((b.error for b in left if b.state is not State.STORED and b.error), None)
 
     def _await(self, blocks: list[PendingBlock], deadline: float | None) -> None:
         """Wait until no thread uploads any of `blocks`."""

@@ -374,6 +374,29 @@ def test_the_end_is_that_of_what_is_not_committed(world: World) -> None:
     writer.flush()
 
 
+def test_each_who_waits_for_a_flush_hears_that_it_failed(world: World) -> None:
+    """A failure is kept for one call: another one, made meanwhile, took it, and this one was 0."""
+    writer = world.writer()
+    put(writer, 0, b"x")
+    world.objects.fail("put", 1)
+    poke = world.budget.poke
+
+    def write_meanwhile() -> None:
+        world.budget.poke = poke  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            put(writer, 10, b"y")
+
+    world.budget.poke = write_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        writer.flush()
+    assert writer.dirty
+    writer.flush()
+    assert world.content() == b"x"
+    put(writer, 0, b"z")
+    writer.flush()
+    assert world.content() == b"z"
+
+
 def test_a_bug_in_the_store_does_not_hang_a_flush(world: World) -> None:
     writer = world.writer()
 
