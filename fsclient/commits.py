@@ -62,17 +62,17 @@ class Commits:
         if ino in self._files.locked and self._meta.session is not None:
             session = self._meta.session.id  # a lock under which this was written is of this one
         file = self._files.get(ino)
-        unprivileged = None
+        unprivileged = commits = None
         if file is not None:
             if file.lost:
                 raise OSError(errno.EIO, f"inode {ino}: written under a lock that was lost")
-            mtime_ns, unprivileged = file.mtime_ns, file.unprivileged
+            mtime_ns, unprivileged, commits = file.mtime_ns, file.unprivileged, file.commits
         before, after = self._meta.write_slices(ino, batch, length, mtime_ns, unprivileged, session)
         self._versions.moved(before, after)
         if self._files.locked:
             self._locked.moved(before, after)
         if file is not None:
-            file.committed(after)
+            file.committed(after, commits)
         if after.mode != before.mode:
             self._coherence.stale(ino)
         indexes = dict.fromkeys(index for index, _ in batch)

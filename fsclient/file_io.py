@@ -106,7 +106,7 @@ class FileIO:
         self._coherence.opened(attr)
         direct = self.direct.opened(handle, flags)
         same = self._versions.still(attr, kept=not (direct and file.mixed))
-        if same is False and not file.dirty:
+        if same is False:
             self._forget_chunks(file)
         handle.kept = bool(same) and not direct
         return Opened(
@@ -169,15 +169,15 @@ class FileIO:
 
     def _length(self, file: OpenFile, end: int) -> int:
         """How long the file is, asked anew where a read may go beyond what we know."""
-        writer = file.writer
-        if writer is not None and writer.dirty:
-            return max(writer.length, file.length)
-        if end > file.length:
-            size = self._meta.getattr(ROOT_CALLER, file.ino).size
-            if size != file.length:
+        while end > file.known_length:
+            commits = file.commits
+            attr = self._meta.getattr(ROOT_CALLER, file.ino)
+            if attr.size == file.length:
+                break
+            if file.learn(attr, commits):
                 self._forget_chunks(file)
-            file.length = size
-        return file.length
+                break
+        return file.known_length
 
     def _forget_chunks(self, file: OpenFile) -> None:
         """Others changed the file: its slices are to be as new as its size.
@@ -214,7 +214,7 @@ class FileIO:
         file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
         if not append:
             self._writer(file).write(offset, data)
-        elif self._writer(file).append(offset, data) != offset:
+        elif self._writer(file).append(max(offset, file.length), data) != offset:
             self._coherence.stale_pages(file.ino)  # the kernel has put them elsewhere
         if file.mixed:
             self._coherence.stale_pages(file.ino)  # maps can have brought old ones back
@@ -243,13 +243,15 @@ class FileIO:
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
         """chmod(2), chown(2), utimensat(2), truncate(2); in order with what is written here."""
         file = self._files.get(ino)
-        if file is None or not _follows_writes(want):
-            return self._setattr(caller, ino, want)
-        self.flush_file(file)
-        commits = file.commits
+        follows = file is not None and _follows_writes(want)
+        if file is not None and follows:
+            self.flush_file(file)
+        commits = None if file is None else file.commits
         attr = self._setattr(caller, ino, want)
-        file.learn(attr, commits)
-        if want.mode is not None:
+        now = self._files.get(ino)  # it may have been opened meanwhile
+        if want.size is not None and now is not None:
+            now.committed(attr, commits if now is file else None)
+        if file is not None and follows and want.mode is not None:
             file.unprivileged = None  # whose data are committed, or written at the same time
         return attr
 
@@ -299,8 +301,7 @@ class FileIO:
         if same:
             return True
         self._versions.still(attr)
-        if not file.dirty:
-            self._forget_chunks(file)
+        self._forget_chunks(file)
         return False
 
     def store_or_void(self, file: OpenFile) -> None:

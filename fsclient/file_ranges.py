@@ -20,7 +20,7 @@ from fsmeta.ops.create import NewNode
 from fsmeta.ops.inode import Changed
 from fsmeta.ops.ranges import Span
 from fsmeta.slices import resolve
-from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, ROOT_CALLER, Attr, Caller, Ino
+from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, Attr, Caller, Ino
 
 LIST_FROM = 16  # chunks; where there may be more, those that hold something are listed first
 
@@ -86,7 +86,7 @@ class FileRanges:
 
     def _changed(self, file: OpenFile, changed: Changed, commits: int) -> None:
         """The kernel has dropped the pages of the range itself."""
-        file.learn(changed.after, commits)
+        file.committed(changed.after, commits)
         self._io.commits.changed(file.ino, changed)
 
     # --- holes -----------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class FileRanges:
         if whence not in (os.SEEK_DATA, os.SEEK_HOLE):
             raise OSError(errno.EINVAL, f"lseek whence {whence}")
         file = self._io.handle(fh).file
-        size = file.overlay(self._meta.getattr(ROOT_CALLER, file.ino)).size
+        size = self._files.getattr(file).size
         if not 0 <= offset < size:
             raise OSError(errno.ENXIO, "beyond the end")
         if whence == os.SEEK_DATA:

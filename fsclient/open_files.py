@@ -5,8 +5,10 @@ length, and the slices of its chunks. A handle has its own `FileReader`, because
 handle's. An open directory has an `OpenFile` only so that it is held when it loses its name.
 
 Attributes that were asked for before a commit of ours and used after it would take back what the
-commit has brought. So `commits` counts them, each after the store has it and before its bytes leave
-the writer: attributes are true with the overlay of that moment if the count is still the same.
+commit has brought. So `commits` counts them, truncations too, each after the store has it and
+before its bytes leave the writer: attributes are true with the overlay of that moment if the count
+is still the same. A length that is too small is asked about by the next read, one that is too large
+is believed: in doubt it is the smaller one.
 
 Threading: the table is guarded by its lock; an `OpenFile` is used by many threads at once, its
 writer has its own locks and its other fields are replaced whole.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -30,6 +33,7 @@ from fsmeta.runtime import Lock, Runtime
 from fsmeta.types import ROOT_CALLER, Attr, Caller, Ino, Slice
 
 CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does not vouch
+CLOSED_MAX: Final = 4096  # closed files of which we know when; of older ones all is in doubt
 
 
 class OpenFile:
@@ -40,7 +44,7 @@ class OpenFile:
         self.handles = 0  # guarded by the table
         self.leaving = 0  # those of them that are being closed; guarded by the table
         self.writer: FileWriter | None = None  # made under the table's lock, once
-        self.length = 0  # as far as we know; a read beyond it asks again; written under _lock
+        self.length = 0  # committed, as far as we know; a read beyond asks; written under _lock
         self.commits = 0  # of ours to this file; written under _lock
         # who wrote last without CAP_FSETID; each commit drops S_ISUID then, until chmod(2) sets it
         self.unprivileged: Caller | None = None
@@ -54,25 +58,34 @@ class OpenFile:
         self._clock = runtime.monotonic
         self._chunks: dict[int, tuple[float, list[Slice]]] = {}  # replaced entry by entry
 
-    def learn(self, attr: Attr, commits: int) -> None:
-        """The file was just opened or truncated: what is known from before may be old.
+    def learn(self, attr: Attr, commits: int) -> bool:
+        """The store says `attr`: what is known from before may be old.
 
-        `commits` is the count from before `attr` was asked for.
+        `commits` is the count from before `attr` was asked for; False where it is another one now.
         """
         with self._lock:
-            if self.commits != commits or self.dirty:
-                return
+            if self.commits != commits:
+                return False
             self.length = attr.size
             self._chunks = {}
-            if self.writer is not None:
-                self.writer.set_length(attr.size)
+            return True
 
-    def committed(self, attr: Attr) -> None:
-        """A commit of ours has made the file what `attr` says."""
+    def committed(self, attr: Attr, commits: int | None) -> None:
+        """A commit of ours has made the file what `attr` says.
+
+        `commits` is the count from before it; None if nobody has looked. What was committed
+        meanwhile may have come before it or after.
+        """
         with self._lock:
+            self.length = attr.size if self.commits == commits else min(self.length, attr.size)
             self.commits += 1
-            self.length = attr.size
             self._chunks = {}
+
+    @property
+    def known_length(self) -> int:
+        """With what is written here and not committed; the store may know more."""
+        writer = self.writer
+        return max(0 if writer is None else writer.end, self.length)
 
     @property
     def dirty(self) -> bool:
@@ -89,7 +102,7 @@ class OpenFile:
         if writer is None or not writer.dirty:
             return attr
         mtime = self.mtime_ns
-        size = max(attr.size, writer.length)
+        size = max(attr.size, writer.end)
         unprivileged = self.unprivileged
         return attr._replace(
             mode=attr.mode if unprivileged is None else access.drop_suid(unprivileged, attr),
@@ -184,6 +197,9 @@ class OpenFiles:
         self._next = 1  # guarded by _lock
         self._handles: dict[int, FileHandle | DirHandle] = {}  # guarded by _lock
         self._files: dict[Ino, OpenFile] = {}  # guarded by _lock
+        self.closings = 0  # last closes of files that were written here; written under _lock
+        self._closed: OrderedDict[Ino, int] = OrderedDict()  # at which of them; guarded by _lock
+        self._forgotten = 0  # the latest that `_closed` had no room for; guarded by _lock
         self.locked: set[Ino] = set()  # whose locks somebody here has asked for
         self.on_last: Callable[[OpenFile], object] = bool  # a file is closed; under the lock
 
@@ -235,7 +251,7 @@ class OpenFiles:
         """The file's writer, made at the first write."""
         with self._lock:
             if file.writer is None:
-                file.writer = FileWriter(side, file.ino, file.length)
+                file.writer = FileWriter(side, file.ino)
             return file.writer
 
     def set_lost(self, file: OpenFile, handles: frozenset[int], void: bool) -> None:
@@ -296,8 +312,26 @@ class OpenFiles:
             if handle.file.handles:
                 return None
             self.on_last(handle.file)
+            if handle.file.writer is not None:
+                self._note_closing(handle.file.ino)
             del self._files[handle.file.ino]
             return handle.file
+
+    def _note_closing(self, ino: Ino) -> None:
+        """See `closed_since`. The caller holds the lock."""
+        self.closings += 1
+        self._closed[ino] = self.closings
+        self._closed.move_to_end(ino)
+        if len(self._closed) > CLOSED_MAX:
+            _, self._forgotten = self._closed.popitem(last=False)
+
+    def closed_since(self, ino: Ino, closings: int) -> bool:
+        """Whether what the store said of a file when there were so many `closings` may lack what
+        was written here: the last handle went meanwhile, and with it what is to be laid over."""
+        if self.closings == closings:
+            return False
+        with self._lock:
+            return self._closed.get(ino, self._forgotten) > closings
 
     def getattr(self, file: OpenFile) -> Attr:
         """Attributes with what is written here and not committed."""

@@ -60,8 +60,8 @@ class Room:
 
     def _require_quota(self, file: OpenFile, offset: int, size: int) -> None:
         writer = file.writer
-        pending, length = (writer.pending_bytes, writer.length) if writer is not None else (0, 0)
-        growth = min(pending + size, max(offset + size, length) - file.length)
+        pending, end = (writer.pending_bytes, writer.end) if writer is not None else (0, 0)
+        growth = min(pending + size, max(offset + size, end) - file.length)
         if growth <= 0:
             return
         attr = self._meta.getattr(ROOT_CALLER, file.ino)

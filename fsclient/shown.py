@@ -4,7 +4,10 @@ Of a file that is being written here the kernel may believe nothing: it invalida
 it sends a write, and not when we commit it. For how long it may believe the others, `Coherence`
 says.
 
-Called by `VFS`, with attributes that have just been asked for. Threading: any thread.
+Called by `VFS`, with attributes that have just been asked for. A file that was closed meanwhile is
+asked for once more: they may be from before its last commit, and what was laid over is gone.
+
+Threading: any thread.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from fsclient.filesystem import Entry, Stat
 from fsclient.open_files import OpenFiles
 from fsmeta.engine import Meta
 from fsmeta.trash import is_trash
-from fsmeta.types import Attr, Dentry, Ino
+from fsmeta.types import ROOT_CALLER, Attr, Dentry, Ino
 
 
 class Shown:
@@ -27,31 +30,46 @@ class Shown:
         self._files = files
         self._coherence = coherence
 
-    def stat(self, attr: Attr) -> Stat:
-        """The attributes of an inode."""
-        file = self._files.get(attr.ino)
-        if file is None or file.writer is None:
-            return self._coherence.stat(attr)
-        return Stat(self._files.getattr(file), 0.0)
+    def now(self) -> int:
+        """To be asked before attributes are, and given along with them: what is new needs none."""
+        return self._files.closings
 
-    def entry(self, parent: Ino, name: bytes, attr: Attr) -> Entry:
+    def _latest(self, attr: Attr, asked: int | None) -> tuple[Attr, bool]:
+        """Attributes as this mount sees them, and whether the file is written here."""
+        while True:
+            file = self._files.get(attr.ino)
+            if file is not None and file.writer is not None:
+                return self._files.getattr(file), True
+            if asked is None or not self._files.closed_since(attr.ino, asked):
+                return attr, False
+            asked = self.now()
+            attr = self._meta.getattr(ROOT_CALLER, attr.ino)
+
+    def stat(self, attr: Attr, asked: int | None = None) -> Stat:
+        """The attributes of an inode."""
+        attr, written = self._latest(attr, asked)
+        return Stat(attr, 0.0) if written else self._coherence.stat(attr)
+
+    def entry(self, parent: Ino, name: bytes, attr: Attr, asked: int | None = None) -> Entry:
         """What `name` leads to."""
-        file = self._files.get(attr.ino)
-        if file is None or file.writer is None:
-            return self._coherence.entry(parent, name, attr)
-        entry = self._coherence.entry(parent, name, self._files.getattr(file))
-        return entry._replace(attr_ttl=0.0)
+        attr, written = self._latest(attr, asked)
+        entry = self._coherence.entry(parent, name, attr)
+        return entry._replace(attr_ttl=0.0) if written else entry
 
     def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
         """`FileSystem.entries`: attributes that the kernel lacks are asked for here, together."""
         unknown = self._coherence.unknown(ino, names)
         if not unknown or is_trash(ino):
             return [None] * len(names)
+        asked = self.now()
         attrs = self._meta.attrs([child for _, child, _ in unknown])
         found = [(name, attrs[child]) for name, child, _ in unknown if child in attrs]
         entries = self._coherence.entries(ino, found)
-        for child in self._files.open_among(attrs):
+        inos = set(self._files.open_among(attrs))
+        if self.now() != asked:
+            inos.update(child for child in attrs if self._files.closed_since(child, asked))
+        if inos:
             for name, attr in found:
-                if attr.ino == child:
-                    entries[name] = self.entry(ino, name, attr)
+                if attr.ino in inos:
+                    entries[name] = self.entry(ino, name, attr, asked)
         return [entries.get(name) for name, _, _ in names]

@@ -101,6 +101,7 @@ class VFS:
             if entry.attr is not None:
                 self._nameless.note(entry.attr)
             return entry
+        asked = self._shown.now()
         try:
             attr = self._meta.lookup(caller, parent, name)
         except OSError as error:
@@ -111,7 +112,7 @@ class VFS:
                 if absent is not None:
                     return absent
             raise
-        return self._shown.entry(parent, name, attr)
+        return self._shown.entry(parent, name, attr, asked)
 
     def forget(self, ino: Ino, lookups: int) -> None:
         del lookups
@@ -139,9 +140,10 @@ class VFS:
 
     def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Entry:
         self._begin_change(parent, name, errno.EEXIST)
+        asked = self._shown.now()
         attr = self._meta.link(caller, ino, parent, name)
         self._nameless.drop(ino)  # O_TMPFILE
-        return self._shown.entry(parent, name, attr)
+        return self._shown.entry(parent, name, attr, asked)
 
     def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         self._begin_change(parent, name)
@@ -181,14 +183,14 @@ class VFS:
         del fh
         if self._virtual.owns(ino):
             return self._virtual.getattr(ino)
+        asked = self._shown.now()
         try:
-            attr = self._meta.getattr(caller, ino)
+            return self._shown.stat(self._meta.getattr(caller, ino), asked)
         except OSError as error:
             removed = self._nameless.last(ino)
             if error.errno != errno.ESTALE or removed is None:
                 raise
-            attr = removed
-        return self._shown.stat(attr)
+        return self._shown.stat(removed)
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> Stat:
         self._require_changeable(ino)
@@ -197,7 +199,8 @@ class VFS:
         if want.size is not None and fh is not None:
             # ftruncate(2): who may write to the open file may, whatever its mode is by now
             want = want._replace(mtime_now=True, opened=self.io.handle(fh).writable)
-        return self._shown.stat(self.io.setattr(caller, ino, want))
+        asked = self._shown.now()
+        return self._shown.stat(self.io.setattr(caller, ino, want), asked)
 
     def access(self, caller: Caller, ino: Ino, mask: int) -> None:
         self._meta.access(caller, ino, mask)

@@ -31,13 +31,14 @@ class State(IntEnum):
 class PendingBlock:
     """One block: `fill` bytes in `data`, which may be longer."""
 
-    __slots__ = ("data", "fill", "index", "owner", "queued", "state")
+    __slots__ = ("data", "error", "fill", "index", "owner", "queued", "state")
 
     def __init__(self, owner: PendingSlice, index: int) -> None:
         self.owner = owner
         self.index = index
         self.state = State.OPEN
         self.queued = False  # READY and submitted to the upload pool
+        self.error: Exception | None = None  # why it is not STORED after all
         self.data = bytearray()
         self.fill = 0
 

@@ -83,16 +83,16 @@ class WriteSide(NamedTuple):
 
 
 class FileWriter:
-    """Pending writes of one inode. `length` is the file's length when it was opened."""
+    """Pending writes of one inode. How long the committed file is, it does not know."""
 
-    def __init__(self, side: WriteSide, ino: Ino, length: int) -> None:
+    def __init__(self, side: WriteSide, ino: Ino) -> None:
         self._runtime, self._blocks, self._budget, self._pool, self._sink = side
         self._ino = ino
         self._order = side.runtime.lock()
         self._unsynced: list[tuple[SliceId, int]] = []  # guarded by _order
         self._cond = side.runtime.condition()
-        self._length = length  # guarded by _cond, as all below
-        self._pending: list[PendingSlice] = []  # in order of creation
+        self._pending: list[PendingSlice] = []  # in order of creation; guarded by _cond, as below
+        self._end = 0  # where in the file the last of them ends
         self._by_id: dict[SliceId, PendingSlice] = {}
         self._open = 0  # slices of _pending that are not sealed
         self._ids: list[SliceId] = []  # fetched and unused
@@ -108,9 +108,12 @@ class FileWriter:
     # -- what the file looks like from here
 
     @property
-    def length(self) -> int:
-        """The file's length with everything written so far."""
-        return self._length
+    def end(self) -> int:
+        """Where in the file that ends which is not committed; 0 where all is.
+
+        With the length of what is committed, taken later, it makes the file's length.
+        """
+        return self._end
 
     @property
     def dirty(self) -> bool:
@@ -127,11 +130,6 @@ class FileWriter:
         """How many bytes of slices are not committed."""
         with self._cond:
             return sum([piece.length for piece in self._pending])
-
-    def set_length(self, length: int) -> None:
-        """The file was truncated or extended, after a flush."""
-        with self._cond:
-            self._length = length
 
     def pending(self, chunk: int) -> list[Slice]:
         """Slices of a chunk that are not committed, in order; they come after the committed ones.
@@ -178,7 +176,7 @@ class FileWriter:
         self._check()
         if len(self._pending) >= PENDING_MAX:
             self.flush()
-        offset = max(offset, self._length)
+        offset = max(offset, self._end)
         self._write(offset, data, True)
         return offset
 
@@ -241,7 +239,7 @@ class FileWriter:
         before = piece.length
         blocks += piece.write(pos, data, self._blocks.take_spare)
         piece.mtime_ns = self._runtime.now_ns()
-        self._length = max(self._length, piece.file_end)
+        self._end = max(self._end, piece.file_end)
         if piece.end == CHUNK_BYTES:
             blocks += self._seal(piece)
         return blocks, piece.length - before
@@ -297,7 +295,7 @@ class FileWriter:
             if error is None:
                 block.stored()
             else:
-                block.state, block.queued = State.READY, False
+                block.state, block.queued, block.error = State.READY, False, error
                 if not self._dropped:
                     self._keep(error)
             self._cond.notify_all()
@@ -329,18 +327,21 @@ class FileWriter:
         Raises: what failed now or in the background since the last call; Unavailable when the
         deadline passes. What was not stored stays pending.
         """
+        failed = None
         if self._pending or (durable and self._unsynced):
             left = -1.0 if deadline is None else max(0.0, deadline - self._runtime.monotonic())
             if not self._order.acquire(timeout=left):
                 raise Unavailable("flush: another flush of the file takes too long")
             try:
-                self._flush(deadline, durable)
+                failed = self._flush(deadline, durable)
             finally:
                 self._order.release()
         self._check()
+        if failed is not None:
+            raise failed  # somebody else has been told of it, and this caller is, too
 
-    def _flush(self, deadline: float | None, durable: bool) -> None:
-        """`flush`, with `_order` held."""
+    def _flush(self, deadline: float | None, durable: bool) -> Exception | None:
+        """`flush`, with `_order` held; why a block could not be stored, if one could not."""
         with self._cond:
             for piece in self._pending:
                 self._seal(piece)
@@ -359,6 +360,7 @@ class FileWriter:
         if any(block.state is State.BUSY for block in left):
             self._await(left, deadline)
         self._commit(self._complete(count), durable)
+        return next((b.error for b in left if b.state is not State.STORED and b.error), None)
 
     def _await(self, blocks: list[PendingBlock], deadline: float | None) -> None:
         """Wait until no thread uploads any of `blocks`."""
@@ -408,6 +410,8 @@ class FileWriter:
                 self._pool.forget(self)
             if self._append_from < FILE_SIZE_MAX:
                 self._appends_left()
+            if not self.misplaced:
+                self._end = max([piece.file_end for piece in self._pending], default=0)
 
     def _appends_left(self) -> None:
         """Appends have been committed, perhaps all. The caller holds the lock."""
@@ -416,7 +420,7 @@ class FileWriter:
         self.misplaced = bool(left) and (self.misplaced or self._moved_to is not None)
         if self._moved_to is not None:
             others = [piece.file_end for piece in self._pending if not piece.append]
-            self._length = max([self._moved_to, *others]) + sum([piece.length for piece in left])
+            self._end = max([self._moved_to, *others]) + sum([piece.length for piece in left])
             self._moved_to = None
 
     def relocated(self, size: int) -> None:
@@ -478,6 +482,7 @@ class FileWriter:
             )
             unused = [*self._by_id, *self._ids]
             self._pending.clear()
+            self._end = 0
             self._by_id.clear()
             self._ids.clear()
             self._error = None

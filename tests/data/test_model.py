@@ -38,7 +38,8 @@ class File:
 
     def __init__(self, codec: Codec, locked: bool) -> None:
         self.world = World(codec, locked=locked)
-        self.writer = self.world.writer(length=BASE)
+        self.writer = self.world.writer()
+        self.world.sink.lengths[INO] = BASE
         self.reader = self.world.reader(writer=self.writer)
         self.model = bytearray()  # of what is past BASE
         self.fill = 0
@@ -72,7 +73,7 @@ class File:
             self.write(len(self.model), size)
 
     def read(self, offset: int, size: int) -> None:
-        got = self.reader.read(BASE + offset, size, self.writer.length)
+        got = self.reader.read(BASE + offset, size, self.world.length(self.writer))
         assert b"".join(got) == self.model[offset : offset + size]
 
     def truncate(self, size: int, _: int) -> None:
@@ -88,7 +89,6 @@ class File:
                     self.world.sink.chunks.setdefault((INO, chunk), []).append(hole)
         del self.model[size:]
         self.model += bytes(size - len(self.model))
-        self.writer.set_length(BASE + size)
         self.world.sink.lengths[INO] = BASE + size
 
     def forget(self, _: int, __: int) -> None:
@@ -120,7 +120,7 @@ def test_a_file_is_what_was_written(
     file = File(codec, locked)
     for step in steps:
         file.step(*step)
-    assert file.writer.length == BASE + len(file.model)
+    assert file.world.length(file.writer) == BASE + len(file.model)
     file.read(0, SPAN)
     file.flush()
     file.read(0, SPAN)
@@ -143,7 +143,7 @@ def test_threads_that_write_their_own_parts() -> None:
             data = bytes([16 * number + turn + 1]) * part
             for at in range(0, part, 50_001):
                 writer.write(number * part + at, memoryview(data)[at : at + 50_001])
-            got = b"".join(reader.read(number * part, part, writer.length))
+            got = b"".join(reader.read(number * part, part, world.length(writer)))
             if got != data:
                 failures.append(f"writer {number} turn {turn}")
 

@@ -31,7 +31,7 @@ def test_a_small_file_is_one_object_and_one_commit(world: World) -> None:
     data = pattern(100_000)
     writer = world.writer()
     put(writer, 0, data)
-    assert writer.length == 100_000
+    assert world.length(writer) == 100_000
     assert writer.dirty
     writer.flush()
     writer.flush()
@@ -96,7 +96,7 @@ def test_later_writes_win_across_slices(world: World) -> None:
 def test_chunks_are_slices_of_their_own(world: World) -> None:
     writer = world.writer()
     put(writer, CHUNK_BYTES - 10, b"x" * 30)
-    assert writer.length == CHUNK_BYTES + 20
+    assert world.length(writer) == CHUNK_BYTES + 20
     writer.flush()
     assert [piece.pos for piece in world.sink.chunks[INO, 0]] == [CHUNK_BYTES - 10]
     assert [piece.length for piece in world.sink.chunks[INO, 1]] == [20]
@@ -111,10 +111,10 @@ def test_unflushed_bytes_are_read_from_the_buffers(world: World) -> None:
     world.objects.gate = RUNTIME.event()  # nothing can be uploaded
     for at in range(0, len(data), 30_000):
         put(writer, at, data[at : at + 30_000])
-        got = b"".join(reader.read(0, writer.length, writer.length))
-        assert got == data[: writer.length]
+        got = b"".join(reader.read(0, world.length(writer), world.length(writer)))
+        assert got == data[: world.length(writer)]
     assert world.objects.gets == []
-    old = reader.read(2 * BLOCK, 50, writer.length)
+    old = reader.read(2 * BLOCK, 50, world.length(writer))
     put(writer, 2 * BLOCK, b"new")
     assert b"".join(old) == data[2 * BLOCK :], "an answer does not change any more"
     world.objects.gate.set()
@@ -160,8 +160,8 @@ def test_random_writes_stay_bounded(world: World) -> None:
         assert len(writer._pending) <= PENDING_MAX
         assert writer._open <= OPEN_MAX
     writer.flush()
-    assert world.content() == bytes(model).rstrip(b"\0")[: writer.length].ljust(
-        writer.length, b"\0"
+    assert world.content() == bytes(model).rstrip(b"\0")[: world.length(writer)].ljust(
+        world.length(writer), b"\0"
     )
     assert world.sink.commits < 2 * PENDING_MAX // (COMMIT_RECORDS // 2)
 
@@ -349,7 +349,7 @@ def test_flusher_sees_age_and_idleness(world: World) -> None:
 
     clock = Clock()
     pool = UploadPool(clock, world.budget, 1, idle_s=5.0)
-    writer = FileWriter(world.side._replace(runtime=clock, pool=pool), INO, 0)
+    writer = FileWriter(world.side._replace(runtime=clock, pool=pool), INO)
     assert writer.due() == float("inf")
     put(writer, 0, b"x")
     assert writer.due() == 105.0
@@ -361,18 +361,40 @@ def test_flusher_sees_age_and_idleness(world: World) -> None:
     pool.close()
 
 
-def test_set_length_after_truncate(world: World) -> None:
-    writer = world.writer(length=500)
-    assert writer.length == 500
+def test_the_end_is_that_of_what_is_not_committed(world: World) -> None:
+    """How long the rest is, others know: a file may be cut while something is written."""
+    writer = world.writer()
+    put(writer, 480, b"x" * 20)
     put(writer, 0, b"x" * 20)
-    assert writer.length == 500
+    assert writer.end == 500
     writer.flush()
-    assert world.sink.lengths[INO] == 20, "the sink never shrinks a file"
-    writer.set_length(10)
-    assert writer.length == 10
+    assert writer.end == 0
     put(writer, 30, b"y")
-    assert writer.length == 31
+    assert writer.end == 31
     writer.flush()
+
+
+def test_each_who_waits_for_a_flush_hears_that_it_failed(world: World) -> None:
+    """A failure is kept for one call: another one, made meanwhile, took it, and this one was 0."""
+    writer = world.writer()
+    put(writer, 0, b"x")
+    world.objects.fail("put", 1)
+    poke = world.budget.poke
+
+    def write_meanwhile() -> None:
+        world.budget.poke = poke  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            put(writer, 10, b"y")
+
+    world.budget.poke = write_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        writer.flush()
+    assert writer.dirty
+    writer.flush()
+    assert world.content() == b"x"
+    put(writer, 0, b"z")
+    writer.flush()
+    assert world.content() == b"z"
 
 
 def test_a_bug_in_the_store_does_not_hang_a_flush(world: World) -> None:

@@ -88,8 +88,12 @@ class World:
     def _blocks(self, cache: MemCache) -> BlockStore:
         return BlockStore(self.runtime, self.objects, cache, self.codec, BLOCK, self.sealer)
 
-    def writer(self, ino: int = 7, length: int = 0) -> FileWriter:
-        return FileWriter(self.side, Ino(ino), length)
+    def writer(self, ino: int = 7) -> FileWriter:
+        return FileWriter(self.side, Ino(ino))
+
+    def length(self, writer: FileWriter, ino: int = 7) -> int:
+        """How long a file is, with what `writer` has pending."""
+        return max(writer.end, self.sink.lengths.get(Ino(ino), 0))
 
     def reader(self, ino: int = 7, writer: FileWriter | None = None) -> FileReader:
         """A reader of what is committed and what `writer` has pending."""

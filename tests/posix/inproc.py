@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fsclient.client import Client, ClientOptions
 from fsclient.config import open_store
@@ -90,6 +91,30 @@ def client(connect: Connect, staging: Path | None = None) -> Iterator[Client]:
     store.close()
     assert not verdict.problems
     assert not verdict.leaked
+
+
+@contextmanager
+def meanwhile(
+    meta: object, verb: str, then: Callable[[], object], before: bool = False
+) -> Iterator[None]:
+    """`then` happens once: when `verb` has its answer and its caller has not, or just `before`."""
+    real = getattr(meta, verb)
+
+    def slowly(*args: Any) -> Any:
+        setattr(meta, verb, real)
+        if before:
+            then()
+            return real(*args)
+        answer = real(*args)
+        then()
+        return answer
+
+    setattr(meta, verb, slowly)
+    try:
+        yield
+    finally:
+        assert getattr(meta, verb) == real, f"{verb} was not called"
+        delattr(meta, verb)
 
 
 @contextmanager

@@ -1,0 +1,141 @@
+"""P1, P5: how long a file is, while it is written, cut and opened at the same time.
+
+One client in the test's own process, or two of one volume that are told nothing of each other. What
+happens at the same time is done between a question to the metadata and the use of its answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fsclient.client import Client, ClientOptions
+from fsdata.obj_mem import MemObjects
+from fsmeta.types import ROOT_CALLER, Ino, SetAttr
+from tests.posix import inproc
+from tests.posix.inproc import RUNTIME, meanwhile
+from tests.sim.posix import Posix
+
+LONG = 394_127
+AT = 307_200
+
+
+class Pair:
+    """Two clients of one volume."""
+
+    def __init__(self) -> None:
+        connect = inproc.memory()
+        inproc.format_volume(connect)
+        objects = MemObjects(RUNTIME)
+        options = ClientOptions(heartbeat_s=0.5)
+        self.clients = [Client(connect(), RUNTIME, options, objects) for _ in range(2)]
+        for each in self.clients:
+            each.start()
+        self.first, self.second = (Posix(each.vfs) for each in self.clients)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    for each in made.clients:
+        assert each.stop()
+
+
+@pytest.fixture
+def one() -> Iterator[Client]:
+    with inproc.client(inproc.memory()) as made:
+        yield made
+
+
+def test_what_another_mount_appends_is_read_while_we_write(pair: Pair) -> None:
+    """A file with unstored bytes was as long as this mount had made it, whoever opened it."""
+    mine = pair.first.open(b"/f", os.O_RDWR | os.O_CREAT)
+    mine.write(0, b"a" * 1000)
+    mine.fsync()
+    mine.write(0, b"b")
+    theirs = pair.second.open(b"/f", os.O_RDWR)
+    theirs.write(AT, b"c" * 100)
+    theirs.close()
+    again = pair.first.open(b"/f")
+    assert again.size() == AT + 100
+    assert again.read(AT, 4096) == b"c" * 100
+    assert again.read(0, 2) == b"ba"
+    again.close()
+    mine.close()
+
+
+def test_a_file_that_is_cut_elsewhere_is_short_while_we_write(pair: Pair) -> None:
+    mine = pair.first.open(b"/f", os.O_RDWR | os.O_CREAT)
+    mine.write(0, b"a" * LONG)
+    mine.fsync()
+    theirs = pair.second.open(b"/f", os.O_RDWR)
+    theirs.truncate(10)
+    theirs.close()
+    mine.write(0, b"b")
+    again = pair.first.open(b"/f")
+    assert again.size() == 10
+    assert again.read(0, 4096) == b"b" + b"a" * 9
+    again.close()
+    mine.close()
+
+
+def test_an_open_learns_nothing_older_than_a_truncation(one: Client) -> None:
+    """Its answer was from before: sparse writes then made a file that ended where it had."""
+    posix = Posix(one.vfs)
+    posix.open(b"/f", os.O_RDWR | os.O_CREAT).close()
+    ino = posix.stat(b"/f").ino
+    with meanwhile(one.meta, "open", lambda: _set_size(one, ino, LONG)):
+        file = posix.open(b"/f", os.O_RDWR)
+    file.write(0, b"x")
+    assert file.read(AT, LONG) == bytes(LONG - AT)
+    file.close()
+    with meanwhile(one.meta, "open", lambda: _set_size(one, ino, 5)):
+        file = posix.open(b"/f", os.O_RDWR)
+    assert file.read(0, LONG) == b"x" + bytes(4)
+    file.write(0, b"y")
+    assert file.size() == 5
+    assert file.read(0, LONG) == b"y" + bytes(4)
+    file.close()
+
+
+def _set_size(client: Client, ino: Ino, size: int) -> None:
+    client.vfs.setattr(ROOT_CALLER, ino, SetAttr(size=size), None)
+
+
+def test_a_read_at_the_end_learns_nothing_older_than_a_truncation(one: Client) -> None:
+    posix = Posix(one.vfs)
+    file = posix.open(b"/f", os.O_RDWR | os.O_CREAT)
+    with meanwhile(one.meta, "getattr", lambda: file.truncate(LONG)):
+        file.read(0, 4096)
+    file.write(0, b"x")
+    assert file.read(AT, LONG) == bytes(LONG - AT)
+    file.close()
+
+
+def test_a_write_beside_a_truncating_open(one: Client) -> None:
+    """What was written last decides the length, now and whenever more is written."""
+    posix = Posix(one.vfs)
+    file = posix.open(b"/f", os.O_RDWR | os.O_CREAT)
+    file.write(0, b"a" * LONG)
+    file.fsync()
+    with meanwhile(one.meta, "setattr", lambda: file.write(100, b"b"), before=True):
+        posix.open(b"/f", os.O_RDWR | os.O_TRUNC).close()
+    for _ in range(2):
+        assert file.size() == 101
+        assert file.read(0, LONG) == bytes(100) + b"b"
+        file.fsync()
+        file.write(100, b"b")
+    file.close()
+
+
+def test_lseek_sees_what_is_stored_meanwhile(one: Client) -> None:
+    posix = Posix(one.vfs)
+    file = posix.open(b"/f", os.O_RDWR | os.O_CREAT)
+    file.write(AT, b"x")
+    with meanwhile(one.meta, "getattr", file.fsync):
+        found = one.vfs.lseek(ROOT_CALLER, file.ino, file.fh, 0, os.SEEK_DATA)
+    assert found == AT
+    file.close()
