@@ -14,17 +14,27 @@ from typing import Any
 
 import redis
 
-START_S = 10.0
-STOP_S = 10.0
+START_S = 60.0
+STOP_S = 60.0
+_CLAIMS: list[socket.socket] = []  # of ports that this process has been given
 
 
 def free_port() -> int:
     """A loopback port that nobody has; nor is it one the kernel gives to those who connect.
 
     So a server that is stopped finds it free when it starts again; 10000 more is such a port, too.
+    Nobody else gets it from here as long as this process lives: not while the server is yet to
+    start, nor while a test has it killed.
     """
     while True:
         port = random.SystemRandom().randrange(12000, 22000)  # no test's seed
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0slicefs-test-port-{port}")  # a name that goes with the process
+        except OSError:
+            claim.close()
+            continue
+        _CLAIMS.append(claim)
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port
