@@ -198,6 +198,23 @@ def test_w4_what_umount_leaves_is_said_and_taken_up(embedded: Volume) -> None:
     embedded.end("not in the store yet")
 
 
+def test_w4_umount_waits_for_a_slow_client_to_say_what_it_leaves(embedded: Volume) -> None:
+    """It asked for three seconds, and then ended with 0 as if nothing were left."""
+    embedded.format()
+    mine = staged(embedded, *HARDLY, "--drain-timeout", "0.5")
+    (mine.path / "file").write_bytes(os.urandom(12 << 20))
+    os.kill(mine.pid, signal.SIGSTOP)
+    with subprocess.Popen([SLICEFS, "umount", mine.path], stderr=subprocess.PIPE) as umount:
+        time.sleep(5)
+        os.kill(mine.pid, signal.SIGCONT)
+        _, err = umount.communicate(timeout=100)
+    assert (umount.returncode, err.count(b"not in the store yet")) == (3, 1), err
+    mine = staged(embedded)
+    succeed("flush", "--wait", mine.path)
+    mine.umount()
+    embedded.end("not in the store yet")
+
+
 def test_w4_a_mount_in_the_foreground_says_what_it_leaves(embedded: Volume) -> None:
     """By its exit code, to whoever started it, as `umount` does."""
     embedded.format()
