@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 STAGING_BYTES: Final = 10 << 30  # the default of `--staging-size`
 STAGING_BYTES_MIN: Final = 64 << 20  # an object of the largest size, or a few that fly
 ROOM_S_MAX: Final = 120.0  # for room on the staging disk, as long as a writer waits for memory
-_PAUSE_FIRST_S: Final = 0.5
-_PAUSE_MAX_S: Final = 10.0  # between uploads while the store is away
 
 
 class StagedObjects:
@@ -61,8 +59,7 @@ class StagedObjects:
         self._company: Company = Alone()
         self._direct: set[str] = set()  # not guarded: each key is of one thread
         self._lost: set[str] = set()  # damaged on the disk before they were uploaded
-        self._failures = 0  # uploads that failed in a row
-        self._away = False  # the store does not answer: said once
+        self._away = False  # the store does not take something: said once
         self._disk_failed = False
         self.through = 0  # objects that were put into the store at once
         self.on_stored: Callable[[], object] = bool
@@ -349,14 +346,11 @@ class StagedObjects:
         """An upload has ended; whether the object is to be offered again."""
         with self._cond:
             again = error is not None and not staged.dropped
-            if again:
-                self._jobs.put_back(key)
-            else:
+            self._jobs.landed(key, again, error is None)
+            if not again:
                 del self._staged[key]
                 if lost and not staged.dropped:
                     self._lost.add(key)
-            self._failures = 0 if error is None else self._failures + 1
-            self._jobs.landed(staged)
             self._cond.notify_all()
             return again
 
@@ -387,17 +381,18 @@ class StagedObjects:
                     staged.packed = True
                 else:
                     self._jobs.wait_again(key, group[key] if error is None else None)
-            self._failures = 0 if error is None else self._failures + 1
-            self._jobs.landed(*ended)
+            self._jobs.landed_together(ended, error is None)
             self._cond.notify_all()
         return gone
 
     def _went(self, error: Exception | None) -> None:
         """Whether the store takes objects."""
-        if error is not None:
-            self._pause(error)
-        elif self._away:
-            self._away = False
+        with self._cond:
+            was_away, self._away = self._away, error is not None or self._jobs.has_refused
+            is_new = self._away and not was_away and not self._jobs.closed
+        if is_new:
+            log.warning("uploads wait for the object store: %s", error)
+        elif was_away and not self._away:
             log.info("the object store takes uploads again")
 
     def _look_for(self, key: str, damage: ObjectDamaged) -> tuple[bool, Exception | None]:
@@ -415,17 +410,6 @@ class StagedObjects:
             self._inner.delete(key)
         except (OSError, StoreError) as error:
             log.info("object %s is left over: %s", key, error)
-
-    def _pause(self, error: Exception) -> None:
-        """The store did not take an object: it is offered again, after a while."""
-        if not self._away and not self._jobs.closed:
-            self._away = True
-            log.warning("uploads wait for the object store: %s", error)
-        pause = min(_PAUSE_MAX_S, _PAUSE_FIRST_S * float(1 << min(self._failures, 10)))
-        deadline = self._runtime.monotonic() + pause
-        with self._cond:
-            while not self._jobs.closed and (left := deadline - self._runtime.monotonic()) > 0:
-                self._cond.wait(left)
 
 
 _CONFORMS: Callable[..., ObjectStore] = StagedObjects

@@ -62,7 +62,7 @@ class _Segment:
 class Staged:
     """An object that is on the disk, because the store does not have it yet or not by that name."""
 
-    __slots__ = ("busy", "dropped", "packed", "spot", "weight")
+    __slots__ = ("busy", "dropped", "packed", "refused", "spot", "weight")
 
     def __init__(self, spot: Spot) -> None:
         self.spot = spot
@@ -70,6 +70,7 @@ class Staged:
         self.busy = False
         self.dropped = False  # deleted meanwhile: what is uploaded is to be removed again
         self.packed = False  # in the store, as a part of another object
+        self.refused = False  # the store did not take it, at least once
 
 
 class StagingData:

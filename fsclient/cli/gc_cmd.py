@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import click
 
 from fsclient.cli.key_options import key_options, offered
-from fsclient.cli.options import META_WAIT_S, complete_files, duration, size, store_option
+from fsclient.cli.options import META_WAIT_S, cursor_option, duration, size, store_option
 from fsclient.cli.progress import ProgressLine
 from fsclient.client import Client, ClientOptions
 from fsclient.collect import AGE_S, THREADS, Collected, Count, Job, Progress, collect
@@ -70,14 +70,7 @@ _FAILED: Final = 1
     show_default=True,
     help="Deletions, and files that are read to be packed, at once.",
 )
-@click.option(
-    "--cursor",
-    "cursor_file",
-    default=None,
-    metavar="FILE",
-    shell_complete=complete_files,
-    help="Remember in FILE and beside it how far it is, and go on from there.",
-)
+@cursor_option("in FILE and beside it")
 @store_option
 @key_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -118,9 +111,7 @@ def gc(
         volume = _Volume(meta, store_options, offer, runtime)
         compacted = _compact(volume, place) if compact else None
         packed = _pack(volume, place, pack_below or PACK_BELOW, threads) if pack else None
-        found = _collect(
-            meta, store_options, Job(age, delete, threads), give_up_journals_, runtime, place
-        )
+        found = _collect(volume, Job(age, delete, threads), give_up_journals_, place)
         place.remove()
     finally:
         place.close()
@@ -151,29 +142,24 @@ def _place(meta: str, file: str | None, runtime: Runtime) -> Place:
     return Place(runtime, file, uuid)
 
 
-def _collect(
-    meta: str,
-    store_options: tuple[str, ...],
-    job: Job,
-    give_up: bool,
-    runtime: Runtime,
-    place: Place,
-) -> Collected:
+def _collect(volume: _Volume, job: Job, give_up: bool, place: Place) -> Collected:
+    runtime = volume.runtime
     line = ProgressLine(runtime)
 
     def objects_seen(seen: int, so_far: Collected) -> None:
         line.show(f"{seen} objects listed, {so_far.leaked.objects} leaked")
 
     progress = Progress(lambda inodes: line.show(f"{inodes} inodes read"), objects_seen)
-    store = open_store(meta, runtime)
+    store = open_store(volume.meta, runtime)
     try:
-        with naming(meta):
+        with naming(volume.meta):
             opened = Meta(store, runtime, META_WAIT_S)
         settings = opened.format
         if give_up:
             give_up_journals(opened)
         job = job._replace(may_delete=partial(require_published, opened))
-        raw = open_objects(settings, runtime, parse_options(settings.storage, store_options))
+        overrides = parse_options(settings.storage, volume.store_options)
+        raw = open_objects(settings, runtime, overrides)
         objects = stacked(raw, settings.storage, runtime).store
         try:
             return collect(opened, objects, runtime, job, progress, place)
@@ -192,7 +178,7 @@ class _Compacted(NamedTuple):
 
 
 class _Volume(NamedTuple):
-    """What is opened by a client of its own, which reads and writes."""
+    """How the volume is opened, each time that it is."""
 
     meta: str
     store_options: tuple[str, ...]
@@ -201,7 +187,7 @@ class _Volume(NamedTuple):
 
     @contextmanager
     def client(self) -> Iterator[Client]:
-        """Joins the volume, and leaves it. Raises: ConfigError."""
+        """One that joins the volume, reads and writes, and leaves. Raises: ConfigError."""
         store = open_store(self.meta, self.runtime)
         try:
             with naming(self.meta):

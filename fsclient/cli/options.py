@@ -134,6 +134,18 @@ def _completed_by_the_shell(begun: str, kind: str) -> Completion:
     return [CompletionItem(begun, type=kind)]
 
 
+def cursor_option(where: str) -> Callable[[_Command], _Command]:
+    """`--cursor FILE` of a command that is gone on with; it keeps its place `where`."""
+    return click.option(
+        "--cursor",
+        "cursor_file",
+        default=None,
+        metavar="FILE",
+        shell_complete=complete_files,
+        help=f"Remember {where} how far it is, and go on from there.",
+    )
+
+
 store_option: Final = click.option(
     "--store-option",
     "store_options",

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from fsclient.cli.key_options import key_options, offered
-from fsclient.cli.options import META_WAIT_S, complete_files, rate, store_option
+from fsclient.cli.options import META_WAIT_S, cursor_option, rate, store_option
 from fsclient.cli.progress import ProgressLine
 from fsclient.config import naming, open_store
 from fsclient.object_options import parse_options
@@ -72,14 +72,7 @@ class Outcome(NamedTuple):
     metavar="PERCENT",
     help="Read so many blocks of a hundred, chosen by chance.",
 )
-@click.option(
-    "--cursor",
-    "cursor_file",
-    default=None,
-    metavar="FILE",
-    shell_complete=complete_files,
-    help="Remember in FILE how far it is, and go on from there.",
-)
+@cursor_option("in FILE")
 @store_option
 @key_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
