@@ -21,7 +21,7 @@ from fsclient.filesystem import Buffer, Opened
 from fsclient.losses import Failed, Losses, flush_together
 from fsclient.open_files import FileHandle, OpenFile, OpenFiles
 from fsclient.page_versions import PageVersions
-from fsclient.privileges import JUST_DROP, STRANGER, leaves_setgid, require_drop
+from fsclient.privileges import DROP_SETGID, JUST_DROP, leaves_setgid, require_drop
 from fsclient.room import Room
 from fsclient.unsynced import Unsynced
 from fsdata.reader import FileReader
@@ -259,7 +259,7 @@ class FileIO:
             require_drop(caller, self._meta.getattr(caller, ino), self._files)
         before, after = self._meta.setattr(caller, ino, want)
         if want.kill_suid and leaves_setgid(caller, before, after.mode):
-            after = self._meta.setattr(STRANGER, ino, JUST_DROP).after
+            after = self._meta.setattr(caller, ino, DROP_SETGID).after
         if want.size is None or before.size == 0:
             self._versions.moved(before, after)
         if self._files.locked:

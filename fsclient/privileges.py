@@ -14,7 +14,7 @@ from fsclient.open_files import OpenFiles
 from fsmeta.types import Attr, Caller, SetAttr
 
 JUST_DROP: Final = SetAttr(kill_suid=True)
-STRANGER: Final = Caller((1 << 32) - 1, (1 << 32) - 1)  # to everybody and every group
+DROP_SETGID: Final = JUST_DROP._replace(kill_sgid=True)
 
 
 def leaves_setgid(caller: Caller, before: Attr, mode: int) -> bool:

@@ -251,8 +251,8 @@ def statfs(txn: Txn, env: Env, ino: Ino) -> StatFs:
     found = [Room(volume, env.limits)]
     if env.epoch and ino != ROOT_INO:
         stable = get_stable(txn, ino)
-        directory = ino if stat.S_ISDIR(stable.mode) else stable.parent
-        if directory != NO_PARENT:
+        if stable.parent != NO_PARENT:  # else it has been removed, or has several names
+            directory = ino if stat.S_ISDIR(stable.mode) else stable.parent
             found += rooms(txn, above(txn, directory))
     space = min(found, key=lambda room: _left(room.used.space, room.limit.space))
     inodes = min(found, key=lambda room: _left(room.used.inodes, room.limit.inodes))

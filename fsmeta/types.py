@@ -135,6 +135,7 @@ class SetAttr(NamedTuple):
     mtime_now: bool = False
     kill_suid: bool = False  # drop S_ISUID and S_ISGID as a write would
     opened: bool = False  # by a handle open for writing: `size` needs no permission
+    kill_sgid: bool = False  # with `kill_suid`: S_ISGID goes without group execute, too
 
 
 class Dentry(NamedTuple):

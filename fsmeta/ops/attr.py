@@ -36,7 +36,8 @@ def setattr_(txn: Txn, env: Env, ino: Ino, want: SetAttr) -> Changed:
     new = _chmod(env, attr, new, want)
     new = _utimens(txn, env, attr, new, want)
     if want.kill_suid and want.mode is None and not stat.S_ISDIR(attr.mode):
-        new = new._replace(mode=access.drop_suid(env.caller, new))
+        mode = access.drop_suid(env.caller, new)
+        new = new._replace(mode=mode & ~stat.S_ISGID if want.kill_sgid else mode)
     if want.size is not None:
         if not want.opened:
             require(txn, env, attr, access.WRITE)

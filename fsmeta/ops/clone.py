@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from fsmeta import access, quota, schema, schema_inode, schema_slices
 from fsmeta.ops import ranges
 from fsmeta.ops.collect import share
+from fsmeta.ops.extent import CAPABILITY_FIELD
 from fsmeta.ops.inode import Env, get_attr, get_place, put_attr, put_dentry, require, touch_dir
 from fsmeta.ops.link import add_name
 from fsmeta.ops.remove import drop_root
@@ -25,11 +26,13 @@ from fsmeta.sealed import is_sealed
 from fsmeta.store import COMMIT_OPS_MAX
 from fsmeta.trash import TRASH_INO
 from fsmeta.txn import Txn
-from fsmeta.types import FLAGS_INHERITED, Attr, FileType, Ino, SessionId, SliceId, SliceKind
+from fsmeta.types import FLAGS_INHERITED, Attr, Caller, FileType, Ino, SessionId, SliceId, SliceKind
 
 CHILDREN_MAX: Final = 300  # of one step: their rows come in one request
 _OPS_ENOUGH: Final = COMMIT_OPS_MAX // 2  # of one commit; what is left of the step comes later
 NOBODY: Final = schema.pack_u64(0)  # a builder that is no session, so has ended
+_DEVICES: Final = (FileType.CHR, FileType.BLK)
+_USER_FIELDS: Final = schema.xattr_field(b"user.")
 _SLICES_INLINE: Final = 500  # of one file; one with more is filled by copy_file_range
 
 
@@ -65,7 +68,7 @@ def begin(txn: Txn, env: Env, building: Building, source: Ino) -> Attr:
         raise OSError(errno.ESTALE, f"inode {source} is gone")
     if not attr.is_dir:
         raise OSError(errno.ENOTDIR, "no directory")
-    _require_readable(txn, env, attr)
+    _require_copyable(txn, env, attr)
     root = _copy(txn, env, building, Child(b"", source, building.root), TRASH_INO, attr, fields)
     txn.put(schema.CLONES, schema.pack_u64(building.root), schema.pack_u64(building.session))
     quota.charge(txn, env, root, space=0, inodes=1)
@@ -81,8 +84,11 @@ def _attr(txn: Txn, ino: Ino, fields: dict[bytes, bytes]) -> Attr | None:
     return schema_inode.unpack_inode(ino, a, v) if a and v else None
 
 
-def _require_readable(txn: Txn, env: Env, attr: Attr) -> None:
-    """Raises: EACCES."""
+def _require_copyable(txn: Txn, env: Env, attr: Attr) -> None:
+    """Raises: EACCES; EPERM for a device, which only root makes: mknod(2)."""
+    whiteout = attr.type is FileType.CHR and attr.rdev == 0
+    if attr.type in _DEVICES and not whiteout and env.caller.uid != 0:
+        raise OSError(errno.EPERM, "only root makes devices")
     if attr.is_dir:
         require(txn, env, attr, access.READ | access.EXECUTE)
     elif attr.type is FileType.REG:
@@ -107,7 +113,8 @@ def _copy(
 ) -> Attr:
     """Write a clone's own records: attributes with ACLs, symlink target, extended attributes.
 
-    What is immutable or append-only has a clone that is not, as another copy would be.
+    What is immutable or append-only has a clone that is not, as another copy would be; nor has it
+    extended attributes that the caller could not set, or file capabilities for another owner.
     """
     new = attr._replace(
         ino=child.ino, parent=parent, nlink=2 if attr.is_dir else 1,
@@ -115,17 +122,25 @@ def _copy(
     )  # fmt: skip
     if not is_sealed(child.ino):
         new = new._replace(ctime_ns=env.now_ns, btime_ns=env.now_ns, mark=env.born)
-    if building.owner is not None and building.owner != (attr.uid, attr.gid):
-        uid, gid = building.owner
+    uid, gid = building.owner or (attr.uid, attr.gid)
+    given = (uid, gid) != (attr.uid, attr.gid)
+    if given:
         mode = attr.mode if attr.is_dir else attr.mode & ~0o6000
         new = new._replace(uid=uid, gid=gid, mode=mode)
     row = schema.inode_row(child.ino)
     txn.require_empty(row)
     put_attr(txn, new)
     for field, value in fields.items():
-        if field[:1] == b"x" or field == schema.LINK_FIELD:
+        if field == schema.LINK_FIELD or _is_kept(env.caller, field, given):
             txn.put(row, field, value)
     return new
+
+
+def _is_kept(caller: Caller, field: bytes, given: bool) -> bool:
+    """Whether `field` is an extended attribute that the clone has, too; `given`: to another."""
+    if caller.uid != 0:
+        return field.startswith(_USER_FIELDS)
+    return field[:1] == b"x" and not (given and field == CAPABILITY_FIELD)
 
 
 def children(
@@ -134,7 +149,7 @@ def children(
     """Clone the first of `wanted` into the directory `parent` of the clone: how many of them one
     commit takes, and what was cloned, for of some the source is gone.
 
-    Raises: ECANCELED, EACCES, ENOSPC, EDQUOT.
+    Raises: ECANCELED, EACCES, EPERM, ENOSPC, EDQUOT.
     """
     require_building(txn, building)
     done: list[Cloned] = []
@@ -149,7 +164,7 @@ def children(
         attr = _attr(txn, child.source, fields)
         if attr is None:
             continue
-        _require_readable(txn, env, attr)
+        _require_copyable(txn, env, attr)
         listed = _listed(attr, fields)
         filled = sum(map(len, listed.values())) <= _SLICES_INLINE
         kept = attr if filled else attr._replace(size=0, used=0)

@@ -32,7 +32,7 @@ from fsmeta.types import (
 )
 
 DROPS_A_FIELD: Final = 500  # of X: what the leader takes at once must fit into a commit
-_CAPABILITY_FIELD: Final = schema.xattr_field(b"security.capability")
+CAPABILITY_FIELD: Final = schema.xattr_field(b"security.capability")
 CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps (COMMIT_OPS_MAX)
 
 
@@ -81,7 +81,7 @@ def write(
     if AT_END in by_chunk or AT_END_AGAIN in by_chunk:
         by_chunk, length = _placed(txn, attr, batch)
         # the kernel does this before writes through its cache, which not all appends go through
-        txn.delete(row, _CAPABILITY_FIELD)
+        txn.delete(row, CAPABILITY_FIELD)
     overlapped = [
         (row, schema.chunk_field(index))
         for index, new in by_chunk.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from fsmeta.clones import CloneBuilder
 from fsmeta.engine import Meta
 from fsmeta.ops import clone
 from fsmeta.ops.clone import Building
+from fsmeta.ops.rename import Place
 from fsmeta.types import (
     CHUNK_BYTES,
     ROOT_CALLER,
@@ -97,6 +99,45 @@ def test_a_clone_is_the_same(engine: Engine) -> None:
     assert check(meta.store).problems == []
     sub = meta.lookup(ROOT, made, b"sub").ino
     assert meta.lookup(ROOT, sub, b"file").ino == meta.lookup(ROOT, made, b"same").ino
+
+
+def test_who_is_not_root_clones_no_devices(engine: Engine) -> None:
+    """Its owner would read what root keeps from him; 0/0 is a whiteout, which anyone makes."""
+    meta = engine.meta()
+    meta.setattr(ROOT, ROOT_INO, SetAttr(mode=0o777))
+    top = meta.create(ROOT, ROOT_INO, b"top", 0o40755).ino
+    meta.create(ROOT, top, b"whiteout", 0o20600, rdev=0)
+    meta.create(ROOT, top, b"fifo", 0o10600)
+    _builder(meta, USER, preserve=False).build(top, ROOT_INO, b"allowed")
+    for name, mode in ((b"disk", 0o60600), (b"memory", 0o20600)):
+        meta.create(ROOT, top, name, mode, rdev=0x101)
+        builder = _builder(meta, USER, preserve=False)
+        assert errno_of(partial(builder.build, top, ROOT_INO, name)) == errno.EPERM
+        _builder(meta, preserve=False).build(top, ROOT_INO, b"root's " + name)
+        meta.unlink(ROOT, top, name)
+
+
+def test_what_only_root_sets_is_not_cloned_for_others(engine: Engine) -> None:
+    """Nor does a file capability pass to another owner, by whomever."""
+    meta = engine.meta()
+    meta.setattr(ROOT, ROOT_INO, SetAttr(mode=0o777))
+    top = meta.create(ROOT, ROOT_INO, b"top", 0o40755).ino
+    program = meta.create(ROOT, top, b"program", 0o100744).ino
+    given = meta.create(USER, ROOT_INO, b"given", 0o100744).ino
+    meta.rename(ROOT, Place(ROOT_INO, b"given"), Place(top, b"given"))
+    names = [b"security.capability", b"security.other", b"trusted.a", b"user.a"]
+    for ino in (program, given):
+        for name in names:
+            meta.setxattr(ROOT, ino, name, b"value")
+    clones = {
+        b"root's": (_builder(meta, preserve=False), names, names[1:]),
+        b"kept": (_builder(meta), names, names),
+        b"user's": (_builder(meta, USER, preserve=False), names[3:], names[3:]),
+    }
+    for name, (builder, of_root, of_user) in clones.items():
+        made = builder.build(top, ROOT_INO, name).ino
+        for file, expected in ((b"program", of_root), (b"given", of_user)):
+            assert meta.listxattr(ROOT, meta.lookup(ROOT, made, file).ino) == expected
 
 
 def test_each_goes_its_own_way(engine: Engine) -> None:

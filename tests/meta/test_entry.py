@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgpack
+
 from fsmeta.entry import Entry, Guard, Need, unpack
 from fsmeta.ops.create import NewNode
 from fsmeta.runtime import SystemRuntime
-from fsmeta.types import Caller, Ino, Slice, SliceId
+from fsmeta.types import Caller, Ino, SetAttr, Slice, SliceId
 
 RUNTIME = SystemRuntime()
 THREADS = 4
@@ -57,3 +59,18 @@ def test_w1_what_does_not_pack_spoils_no_other() -> None:
             continue
         raise AssertionError("an object is nothing that a verb takes")
     assert good.pack() == before
+
+
+def test_w1_entries_of_a_journal_from_before_a_field_came() -> None:
+    """A record ends where it ended then; what is missing has its default."""
+    want = SetAttr(size=0, kill_suid=True)
+
+    def shortened(code: int, data: bytes) -> msgpack.ExtType:
+        fields = msgpack.unpackb(data)
+        is_want = fields == list(want)
+        return msgpack.ExtType(code, msgpack.packb(fields[:-1]) if is_want else data)
+
+    packed = Entry("setattr", CALLER, 0, (Ino(7), want)).pack()
+    old = msgpack.packb(msgpack.unpackb(packed, ext_hook=shortened))
+    assert len(old) == len(packed) - 1
+    assert unpack(old).args == (7, want)

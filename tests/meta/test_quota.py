@@ -140,6 +140,20 @@ def test_nested_ten_deep(engine: Engine) -> None:
     assert used_dir(meta, dirs[1]) == (4, 9 + 4)
 
 
+def test_statfs_of_what_has_been_removed(engine: Engine) -> None:
+    """As df(1) asks in a directory that is gone: no limit but the volume's holds there."""
+    meta = engine.meta()
+    outer = mkdir(meta, ROOT_INO, b"outer")
+    limit_dir(meta, outer, pages=10)
+    inner, file = mkdir(meta, outer, b"inner"), mkfile(meta, outer, b"file")
+    for ino in (inner, file):
+        assert meta.statfs(ino).space_limit == 10 * PAGE
+    meta.rmdir(ROOT, outer, b"inner")
+    meta.unlink(ROOT, outer, b"file")
+    for ino in (inner, file):
+        assert meta.statfs(ino) == meta.statfs()
+
+
 def test_users_and_groups(engine: Engine) -> None:
     meta = engine.meta()
     d = mkdir(meta, ROOT_INO, b"d")

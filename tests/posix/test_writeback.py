@@ -19,7 +19,7 @@ from fsdata.objects import Buffer
 from fsdata.uploads import UPLOAD_THREADS
 from fsmeta.cache import RowCache
 from fsmeta.transact import Transactor
-from fsmeta.types import BLOCK_BYTES_MAX, ROOT_CALLER
+from fsmeta.types import BLOCK_BYTES_MAX, ROOT_CALLER, Caller, SetAttr
 from fsmeta.volume import create_volume, new_format
 from tests.conftest import LogWatch, assert_clean
 from tests.posix.inproc import RUNTIME, Connect, memory, sqlite
@@ -315,6 +315,20 @@ def test_w2_fallocate_comes_in_order(pair: Pair) -> None:
     pair.release()
     expected = bytes(8192) + b"x" * 1808 + bytes(10_000) + b"end"
     assert read(pair.them, b"/d/file") == read(pair.me, b"/d/file") == expected
+
+
+def test_w2_setgid_that_a_stranger_dropped_does_not_come_back(pair: Pair) -> None:
+    """Without group execute: the mount knows who is not in the group, the publisher does not."""
+    write(pair.me, b"/d/f", b"1")
+    ino = pair.me.stat(b"/d/f").ino
+    pair.hold()
+    pair.me.fs.setattr(ROOT_CALLER, ino, SetAttr(mode=0o6767, gid=60002), None)
+    stranger = Caller(60001, 60001, pid=os.getpid(), checked=True)
+    assert 60002 not in os.getgroups()
+    pair.me.fs.setattr(stranger, ino, SetAttr(size=0, opened=True, kill_suid=True), None)
+    assert pair.me.stat(b"/d/f").mode == 0o100767
+    pair.release()
+    assert pair.me.stat(b"/d/f").mode == pair.them.stat(b"/d/f").mode == 0o100767
 
 
 def test_w2_fallocate_of_what_others_deleted(pair: Pair) -> None:
