@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from fsmeta import schema, schema_inode, walk
@@ -14,7 +15,7 @@ from fsmeta.types import PATH_MAX, ROOT_CALLER, ROOT_INO, FileType, Ino
 def find(meta: Meta, path: str) -> Ino:
     """The inode at an absolute path of the volume. Raises: ConfigError."""
     ino = ROOT_INO
-    for name in path.encode().split(b"/"):
+    for name in os.fsencode(path).split(b"/"):
         if name not in (b"", b"."):
             try:
                 ino = meta.lookup(ROOT_CALLER, ino, name).ino

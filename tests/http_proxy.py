@@ -61,6 +61,7 @@ class Fault:
     seconds: float = 0.0
     when: Callable[[Request], bool] = lambda _: True
     hits: int = 0
+    lifted: threading.Event = field(default_factory=threading.Event)
 
     def is_for(self, request: Request) -> bool:
         return self.method in ("", request.method) and self.when(request)
@@ -86,7 +87,6 @@ class HttpProxy:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port: int = self._listener.getsockname()[1]
         self._state = _State()
-        self._healed = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -96,16 +96,16 @@ class HttpProxy:
     def add(self, fault: Fault) -> Fault:
         """From now on, until it is used up; the first one that fits counts."""
         with self._state.lock:
-            self._healed.clear()
             self._state.faults.append(fault)
         return fault
 
     def heal(self) -> None:
         """No faults any more; what was stuck goes without an answer."""
         with self._state.lock:
+            for fault in self._state.faults:
+                fault.lifted.set()
             self._state.faults.clear()
             self._state.away = False
-            self._healed.set()
 
     def go_away(self) -> None:
         """As if the server were down: connections are reset, old and new."""
@@ -189,8 +189,8 @@ class HttpProxy:
             return True
         if kind is Kind.RESET:
             return False
-        if kind is Kind.STUCK:
-            self._healed.wait()
+        if fault is not None and kind is Kind.STUCK:
+            fault.lifted.wait()
             return False
         if kind is Kind.CUT_REQUEST:
             _send_half(server, request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import shutil
 import socket
@@ -15,24 +14,27 @@ from typing import Any
 
 import redis
 
-START_S = 60.0  # only a failure takes longer
+START_S = 60.0
 STOP_S = 60.0
-# Processes that test side by side, each with ports of its own, and those that it has given away.
-_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-_NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_TAKEN: set[int] = set()
+_CLAIMS: list[socket.socket] = []  # of ports that this process has been given
 
 
 def free_port() -> int:
     """A loopback port that nobody has or gets; nor is it one the kernel gives to who connects.
 
     So a server that is stopped finds it free when it starts again; 10000 more is such a port, too.
+    Nobody else gets it from here as long as this process lives: not while the server is yet to
+    start, nor while a test has it killed.
     """
     while True:
-        port = random.SystemRandom().randrange(12000 + _NUMBER, 22000, _PROCESSES)  # no test's seed
-        if port in _TAKEN:
+        port = random.SystemRandom().randrange(12000, 22000)  # no test's seed
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0slicefs-test-port-{port}")  # a name that goes with the process
+        except OSError:
+            claim.close()
             continue
-        _TAKEN.add(port)
+        _CLAIMS.append(claim)
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port

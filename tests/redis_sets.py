@@ -15,10 +15,9 @@ import redis
 from tests.redis_server import RedisServer
 
 READY_S = 100.0
-# Of silence before others take a server for dead. A Sentinel that has stood still for 2 s itself
-# judges nobody for half a minute, so a busy machine alone fails nobody over.
-DOWN_MS = 3000
-ALONE_MS = 15_000  # where nobody can take over; with more, nodes find each other later
+DOWN_MS = 500  # of silence before others take a server for dead, once they `watch_closely`
+FORM_MS = 1000  # the same for nodes of a cluster, and while it forms
+STALL_MS = 60_000  # until then: a busy machine lets nobody die
 
 
 class Member(RedisServer):
@@ -36,8 +35,9 @@ class Member(RedisServer):
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL; `start` starts it again with what it has on disk, which is nothing."""
-        os.kill(self.pid, signal.SIGKILL)
+        """SIGKILL; `start` starts it again with what it has on disk, mostly nothing."""
+        assert self._process is not None
+        self._process.kill()
         self.stop()
 
     def is_running(self) -> bool:
@@ -83,7 +83,10 @@ class _Set:
 
 
 class Sentinels(_Set):
-    """A master called `main`, two replicas, and three Sentinels that watch over them."""
+    """A master called `main`, two replicas, and three Sentinels that watch over them.
+
+    They find out that a master is dead when they are told to `watch_closely`.
+    """
 
     def __init__(self, folder: Path, *options: str) -> None:
         super().__init__(folder)
@@ -102,7 +105,7 @@ class Sentinels(_Set):
         directory.mkdir()
         (directory / "sentinel.conf").write_text(
             f"sentinel monitor main 127.0.0.1 {self.first.port} 2\n"
-            f"sentinel down-after-milliseconds main {DOWN_MS}\n"
+            f"sentinel down-after-milliseconds main {STALL_MS}\n"
             "sentinel failover-timeout main 3000\n"
         )
         member = Sentinel(directory)
@@ -117,6 +120,11 @@ class Sentinels(_Set):
             state["num-slaves"] == 2 and state["num-other-sentinels"] == 2
             for state in (watcher.state() for watcher in self.watchers)
         )
+
+    def watch_closely(self) -> None:
+        """Whoever is silent now is dead soon."""
+        for each in self.watchers:
+            each.ask("SENTINEL", "SET", "main", "down-after-milliseconds", DOWN_MS)
 
     def has_failed_over(self) -> bool:
         """Whether the first server is no longer what Sentinels call the master."""
@@ -145,14 +153,16 @@ class Sentinel(Member):
 
 
 class Cluster(_Set):
-    """Three nodes with a third of the slots each, and a replica of each if wanted."""
+    """Three nodes with a third of the slots each, and a replica of each if wanted.
+
+    A replica takes over when the others are told to `watch_closely`.
+    """
 
     SLOTS = 16384
 
     def __init__(self, folder: Path, replicas: bool = False, *options: str) -> None:
         super().__init__(folder)
-        silence = str(DOWN_MS if replicas else ALONE_MS)
-        own: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-node-timeout", silence)
+        own: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(FORM_MS))
         own += ("--repl-diskless-sync-delay", "0", *options)
         names = [f"n{n}" for n in range(6 if replicas else 3)]
         self.nodes = [self._member(name, *own) for name in names]
@@ -167,6 +177,17 @@ class Cluster(_Set):
         for master, replica in zip(self.nodes, self.nodes[3:], strict=False):
             replica.ask("CLUSTER", "REPLICATE", self.id_of(master))
         _await("a working cluster", self._is_ready)
+        self._set_timeout(STALL_MS)
+
+    def _set_timeout(self, ms: int) -> None:
+        """How long a node may be silent."""
+        for node in self.nodes:
+            if node.is_running():
+                node.ask("CONFIG", "SET", "cluster-node-timeout", ms)
+
+    def watch_closely(self) -> None:
+        """Whoever is silent now is dead soon."""
+        self._set_timeout(FORM_MS)
 
     def _sees_all(self, node: Member) -> bool:
         known = node.ask("CLUSTER", "NODES").count(b"\n")
@@ -204,7 +225,7 @@ class Cluster(_Set):
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
         while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, keys_at_once):
-            words = ("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+            words = ("MIGRATE", "127.0.0.1", target.port, "", 0, STALL_MS, "KEYS", *keys)
             source.ask(*words)
             time.sleep(pause_s)
         for node in (target, source, *self.nodes[:3]):

@@ -21,7 +21,7 @@ from fsmeta.runtime import SystemRuntime
 UMOUNT_WAIT_S: Final = 60.0  # how long umount waits for a client that stores nothing meanwhile
 LOOK_S: Final = 1.0  # between looks at what is left
 SILENT_S: Final = 3.0  # after this umount says for whom it waits, where that can be told
-ASK_WAIT_S: Final = 3.0  # how long a client may take to say who it is; a stopped one never does
+ASK_WAIT_S: Final = 10.0  # how long a client may take to say who it is; a stopped one never does
 _CONFIG_BYTES_MAX: Final = 1 << 16
 
 

@@ -34,7 +34,9 @@ def credentials_file(
     lines = ["[default]", f"aws_access_key_id = {access}", f"aws_secret_access_key = {secret}"]
     if token:
         lines.append(f"aws_session_token = {token}")
-    path.write_text("\n".join(lines) + "\n")
+    written = path.with_suffix(".new")
+    written.write_text("\n".join(lines) + "\n")
+    written.rename(path)  # a mount may read it just now
     return path
 
 

@@ -128,7 +128,7 @@ class Load:
     def append(self) -> None:
         """Add to the end, fsync, close."""
         name, (seed, size) = self._pick(), self._new()
-        if name is None or size > 100_000:
+        if name is None or not 0 < size <= 100_000:  # nothing to add needs no store
             return
 
         def act() -> None:

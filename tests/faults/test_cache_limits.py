@@ -25,14 +25,15 @@ def test_c1_kept_descriptors_leave_room_for_others(embedded: Volume, base: Path)
     """Copies that are kept open are half of `ulimit -n` at most, on all disks together."""
     embedded.format()
     disks = ":".join(f"{base}/ssd{number}" for number in range(DISKS))
+    cache = ("--cache-dir", disks, "--free-space-ratio", "0")
     limited = ("sh", "-c", f'ulimit -n {OPEN_FILES}; exec "$0" "$@"', SLICEFS)
-    mount = embedded.mount("--cache-dir", disks, "--cache-writes", program=limited)
+    mount = embedded.mount(*cache, "--cache-writes", program=limited)
     files = {mount.path / f"f{number}": content(number, SIZE) for number in range(FILES)}
     for path, data in files.items():
         path.write_bytes(data)
-    wait_until("all is copied", 20, lambda: not mount.numbers()["disk_cache_queue_bytes"])
+    wait_until("all is copied", 60, lambda: not mount.numbers()["disk_cache_queue_bytes"])
     mount.umount()
-    mount = embedded.mount("--cache-dir", disks, program=limited)
+    mount = embedded.mount(*cache, program=limited)
     for path, data in files.items():
         assert path.read_bytes() == data
     kept = cache_files(mount, base)

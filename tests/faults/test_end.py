@@ -29,7 +29,7 @@ from tests.faults.program import (
 
 pytestmark = needs_mounts
 
-END_S = 30.0
+END_S = 60.0
 GONE = (errno.ECONNABORTED, errno.ENOTCONN)
 
 
@@ -147,6 +147,8 @@ def elsewhere(embedded: Volume) -> Iterator[Callable[[], subprocess.Popen[bytes]
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"\n"
+        name = Path(f"/proc/{process.pid}/comm")
+        wait_until("it sleeps", END_S, lambda: name.read_text() == "sleep\n")
         return process
 
     yield start_one

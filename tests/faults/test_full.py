@@ -19,7 +19,7 @@ MIB = 1 << 20
 DISK = 32 * MIB
 FILE = 3 * MIB
 LOST_LOG = "data written and not stored is lost: .*(No space left|quota is full)"
-FREED_S = 30.0  # deletion is the background's work: a few of its turns
+FREED_S = 100.0  # deletion is the background's work: a few of its turns
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ import time
 
 import pytest
 
-from tests.faults.judge import Worker, start
+from tests.faults.judge import Worker, await_operations, start
 from tests.faults.program import Mount, Volume, needs_mounts
 
 pytestmark = needs_mounts
 
 WORKERS = 3
+SOME = 2  # operations that each has done before, however slow the machine is
 LOAD_S = (0.3, 1.5)  # how long the load runs before a kill; not a multiple of anything
 # the first says that the connection was cut under a request, the second that there is none any more
 GONE = (errno.ECONNABORTED, errno.ENOTCONN)
@@ -42,6 +43,7 @@ def killing(volume: Volume, kills: int, seed: int) -> None:
 def kill_once(volume: Volume, mount: Mount, workers: list[Worker], load_s: float) -> Mount:
     """The next mount, whose contents are right."""
     start(workers)
+    await_operations(workers, SOME)
     time.sleep(load_s)
     mount.kill()
     for worker in workers:

@@ -50,7 +50,7 @@ def hold_one_job(volume: Volume, proxy: HttpProxy, depth: int) -> None:
         (team / name).mkdir(parents=True)
     stuck = proxy.add(Fault(Kind.STUCK, 1e9, "PUT", when=lambda request: HELD in request.body))
     (team / "held" / "first").write_bytes(HELD)
-    wait_until("the store has been asked", 20, lambda: stuck.hits)
+    wait_until("the store has been asked", 60, lambda: stuck.hits)
 
     held = Writer(team / "held" / "step", SHARDS, SHARD_BYTES, random.Random(1))
     free = Writer(team / "free" / "step", SHARDS, SHARD_BYTES, random.Random(2))
@@ -69,7 +69,7 @@ def hold_one_job(volume: Volume, proxy: HttpProxy, depth: int) -> None:
     else:
         succeed("flush", "--wait", "--timeout", "60", team / "free")
         assert free.judge(seen / "free/step") == (SHARDS, True)
-        wait_until("others see the note", 20, (seen / "note").exists)
+        wait_until("others see the note", 60, (seen / "note").exists)
     assert (seen / "held/first").read_bytes() == b""  # its name had nothing to wait for
     assert held.judge(seen / "held/step") == (0, False)
     for path in (team / "held", team):

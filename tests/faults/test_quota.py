@@ -172,7 +172,7 @@ def test_a_new_limit_holds_on_two_mounts_at_once(served: Volume) -> None:
         (first.path / "more").touch()
     assert caught.value.errno == errno.ENOSPC
     succeed("config", served.meta, "--capacity", "1GiB")
-    wait_until("df shows it", 10, lambda: os.statvfs(first.path).f_blocks * 4096 == 1 << 30)
+    wait_until("df shows it", 60, lambda: os.statvfs(first.path).f_blocks * 4096 == 1 << 30)
     succeed("quota", "delete", served.meta, "--path", "/d")
     succeed("config", served.meta, "--inodes", "0")
     (first.path / "d/i").touch()
@@ -189,8 +189,8 @@ def test_what_is_nearly_full_is_said(served: Volume) -> None:
     set_quota(served, "--path", "/d", "--capacity", "9000B")
     set_quota(served, "--path", "/e", "--capacity", "1GiB")
     warning = "WARNING fsclient.quota_watch: quota of /d: 91% full"
-    wait_until("a warning", 45, lambda: any(warning in line for line in served.log_lines()))
-    wait_until("numbers", 10, lambda: mount.numbers()["quotas_near_full"] == 1)
+    wait_until("a warning", 100, lambda: any(warning in line for line in served.log_lines()))
+    wait_until("numbers", 60, lambda: mount.numbers()["quotas_near_full"] == 1)
     assert mount.numbers()["quotas"] == 2
     quotas = served.status()["quotas"]
     assert quotas["count"] == 2

@@ -21,7 +21,7 @@ AWAY_S = 3.0
 SHORT_S = 2  # a --meta-timeout that ends before Redis comes back
 # A silent Redis has 10 s to answer and 4 s for each step of a connection; open(2) is two requests.
 FROZEN_S_MAX = 45.0
-REFUSED_S_MAX = 12.0
+REFUSED_S_MAX = 30.0
 AWAY_LOG = "redis: gave up after|redis: Error 111|no answer to a commit|redis: Timeout"
 
 

@@ -53,7 +53,7 @@ def test_a_user_with_the_least_rights(volume: Volume, server: RedisServer) -> No
     os.rename(one.path / "1", one.path / "dir" / "2")
     (one.path / "3").unlink()
     assert sorted(os.listdir(two.path)) == sorted(os.listdir(one.path))
-    assert two.numbers()["meta_vouched"] == 1
+    wait_until("news of others are heard", 60, lambda: two.numbers()["meta_vouched"] == 1)
     volume.status()
     succeed("dump", volume.meta, volume.base / "dump")
     volume.end()
@@ -150,7 +150,8 @@ def test_fail_over_below_a_mount(base: Path) -> None:
             start(workers)
             await_operations(workers, 4)
             sentinels.first.kill()
-            wait_until("a new master", 30, sentinels.has_failed_over)
+            sentinels.watch_closely()
+            wait_until("a new master", 100, sentinels.has_failed_over)
             await_operations(workers, 4)
             for worker in workers:
                 worker.stop()

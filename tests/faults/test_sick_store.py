@@ -18,12 +18,24 @@ import pytest
 
 from tests.ceph_cluster import CephCluster
 from tests.faults.places import s3_place
-from tests.faults.program import Volume, needs_mounts, slicefs, wait_until, without_waits
+from tests.faults.program import (
+    SLICEFS,
+    Volume,
+    is_mounted,
+    needs_mounts,
+    slicefs,
+    wait_until,
+    without_waits,
+)
 from tests.http_proxy import Fault, HttpProxy, Kind
 
 pytestmark = needs_mounts
 
-IMPATIENT = ("--object-timeout", "1", "--store-option", "timeout=1", "--pack-below", "0")
+PATIENCE_S = 5  # more than the machine may stand still while the store is well
+IMPATIENT = (
+    *("--object-timeout", f"{PATIENCE_S}", "--store-option", f"timeout={PATIENCE_S}"),
+    *("--pack-below", "0"),
+)
 LOST = "data written and not stored is lost|no answer in time|detaching it"
 FILES = 60
 
@@ -61,7 +73,7 @@ def test_r3_umount_says_that_data_are_lost(volume: Volume, proxy: HttpProxy) -> 
     (mount.path / "removed").unlink()
     done = slicefs("umount", mount.path, "--json")
     assert done.code == 1
-    assert len(done.err.splitlines()) == 1
+    assert len(without_waits(done.err).splitlines()) == 1
     assert "data written to /file could not be stored and are lost: http://" in done.err
     assert f"no answer in time; see the log: {volume.log}" in done.err
     lost = json.loads(done.out)["lost"]
@@ -84,11 +96,13 @@ def test_r3_umount_notices_a_client_that_dies_while_it_stores(embedded: Volume) 
     staging = ("--writeback", "--staging-dir", str(embedded.base / "staging"))
     mount = embedded.mount(*staging, "--upload-limit", "64KiB")
     (mount.path / "file").write_bytes(os.urandom(8 << 20))
-    killer = subprocess.Popen(["sh", "-c", f"sleep 2; kill -9 {mount.pid}"])
-    done = slicefs("umount", mount.path)
-    killer.wait()
-    assert done.code == 1
-    assert "the client has ended before everything was stored; see the log: " in done.err
+    words = [SLICEFS, "umount", str(mount.path)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as umount:
+        wait_until("it is unmounted", 60, lambda: not is_mounted(mount.path))
+        os.kill(mount.pid, signal.SIGKILL)
+        _, err = umount.communicate(timeout=60)
+    assert umount.returncode == 1
+    assert "the client has ended before everything was stored; see the log: " in err
     assert len((embedded.mount(*staging).path / "file").read_bytes()) == 8 << 20
     embedded.end()
 
@@ -104,14 +118,14 @@ def test_r3_many_files_wait_for_a_store_that_hangs_as_long_as_one(
     hang(proxy)
     begin = time.monotonic()
     os.kill(mount.pid, signal.SIGTERM)
-    wait_until("the client ends", 40, mount.has_ended)
+    wait_until("the client ends", 150, mount.has_ended)
     seconds = time.monotonic() - begin
     for fd in files:
         with pytest.raises(OSError, match=r"endpoint|abort"):
             os.close(fd)
     lost = [line for line in volume.log_lines() if "data written and not stored is lost" in line]
     assert len(lost) == FILES
-    assert seconds < FILES / 3, seconds
+    assert seconds < FILES * PATIENCE_S / 3, seconds
     proxy.heal()
     volume.end(LOST)
 
@@ -147,8 +161,8 @@ def test_o1_mount_tries_options_of_its_own(volume: Volume, option: str, expected
     assert (done.code, done.out) == (1, "")
     assert "object store is not usable: objects can't be written (" in done.err
     assert expected in done.err
-    assert len(done.err.splitlines()) == 1
-    assert done.seconds < 20
+    assert len(without_waits(done.err).splitlines()) == 1
+    assert done.seconds < 60
     volume.mount("--store-option", "storage-class=STANDARD")
     volume.end("the mount has failed: ")
 
@@ -161,7 +175,7 @@ def test_o1_what_is_refused_for_good_is_not_repeated(volume: Volume, proxy: Http
     begin = time.monotonic()
     with pytest.raises(OSError, match="Input/output"):
         (mount.path / "file").write_bytes(b"x" * (20 << 20))
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60, "of --object-timeout"
     assert refused.hits > 0
     assert mount.numbers()["object_repeats_total"] == 0
     said = [line for line in volume.log_lines() if "InvalidStorageClass" in line]
@@ -176,6 +190,7 @@ def test_r3_a_store_that_hangs_is_named_with_a_remedy(volume: Volume, proxy: Htt
     hang(proxy)
     path = volume.base / "mnt"
     path.mkdir()
+    assert slicefs("fsck", volume.meta).seconds < 25, "two attempts of 5 s"
     commands: list[tuple[str | Path, ...]] = [
         (name, volume.meta) for name in ("fsck", "gc", "scrub")
     ]
@@ -190,7 +205,6 @@ def test_r3_a_store_that_hangs_is_named_with_a_remedy(volume: Volume, proxy: Htt
             assert f"{proxy.endpoint}/" in error
             assert "no answer in time: check the address, and whether the store runs" in error
             assert len(error.splitlines()) == 1
-            assert done.seconds < 25, "two attempts of 5 s"
     assert f"slicefs: waiting for the object store, {proxy.endpoint}/" in done.err
     assert not (volume.base / "new.db").exists()
     proxy.heal()

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.faults.program import SLICEFS, Volume, needs_mounts, succeed
+from tests.faults.program import SLICEFS, Volume, needs_mounts, succeed, wait_until
 from tests.faults.test_writeback import staged
 
 pytestmark = needs_mounts
@@ -33,6 +33,7 @@ def test_t2_w2_killed_while_it_takes_a_snapshot(served: Volume, keep_disk: bool)
         mine = staged(served, *SLOW)
         run = mine.path / f"run{kill}"
         run.mkdir()
+        wait_until("others see the directory", 60, (other.path / run.name).exists)
         for number in range(FILES):
             (run / f"file{number}").touch()
         data = os.urandom(400_000)
@@ -47,6 +48,7 @@ def test_t2_w2_killed_while_it_takes_a_snapshot(served: Volume, keep_disk: bool)
             assert each["inodes"] == FILES + 2
             assert (theirs / ".snapshots/one/shard").read_bytes() == data
         if not keep_disk:
+            wait_until("nobody uses that disk", 60, mine.has_ended)
             shutil.rmtree(served.base / "staging")
             continue
         mine = staged(served)

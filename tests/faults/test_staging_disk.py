@@ -87,7 +87,7 @@ def test_w3_the_disk_begins_before_anybody_waits_for_it(disk: Disk) -> None:
         staging.write("data-1", at * len(half), [half[:100], half[100:]])
     whole = 2 * len(half) // 4096 * 4096
     wait_until(
-        "all whole pages are on the disk", 10, lambda: disk.written_bytes() >= before + whole
+        "all whole pages are on the disk", 25, lambda: disk.written_bytes() >= before + whole
     )
     assert staging.read("data-1", len(half), len(half)) == half
     staging.close()
@@ -96,7 +96,7 @@ def test_w3_the_disk_begins_before_anybody_waits_for_it(disk: Disk) -> None:
 def test_w2_a_disk_pulled_out_under_a_mount(disk: Disk, served: Volume) -> None:
     """Others see a prefix, the program is told, and what comes elsewhere is written through."""
     served.format()
-    slow = ("--upload-limit", "4MiB", "--max-uploads", "1")
+    slow = ("--upload-limit", "1MiB", "--max-uploads", "1")  # a quarter of a minute for all
     mine = served.mount("--writeback", "--staging-dir", str(disk.path), *slow)
     other = served.mount(name="other")
     (mine.path / "next").mkdir()
@@ -108,7 +108,7 @@ def test_w2_a_disk_pulled_out_under_a_mount(disk: Disk, served: Volume) -> None:
     with open(mine.path / "next/shard", "wb") as file:  # a directory that has lost nothing
         file.write(b"x" * 300_000)
         os.fsync(file.fileno())
-    wait_until("all is published or given up", 60, lambda: mine.numbers()["staging_changes"] == 0)
+    wait_until("all is published or given up", 100, lambda: mine.numbers()["staging_changes"] == 0)
     watcher.stop()
     assert (other.path / "next/shard").read_bytes() == b"x" * 300_000
     whole, complete = writer.judge(other.path / "step")

@@ -16,7 +16,7 @@ from tests.ceph_cluster import CephCluster, short_directory
 from tests.data.stores import POOL
 from tests.faults.judge import Worker, await_operations, failing, start
 from tests.faults.places import rados_place, s3_place
-from tests.faults.program import Mount, Volume, needs_mounts
+from tests.faults.program import Mount, Volume, needs_mounts, wait_until
 from tests.http_proxy import Fault, HttpProxy, Kind
 
 pytestmark = needs_mounts
@@ -78,10 +78,14 @@ def test_a_bucket_that_is_away(
 
         def look(mount: Mount) -> None:
             proxy.heal()
+            assert storm.hits > 0
+            wait_until("the background has repeated its own", 60, lambda: is_over(mount))
+            assert mount.numbers()["object_throttled_total"] == storm.hits
+
+        def is_over(mount: Mount) -> bool:
             numbers = mount.numbers()
-            assert numbers["object_throttled_total"] == storm.hits > 0
-            assert numbers["object_repeats_total"] > storm.hits
-            assert numbers["object_requests_now"] == 0
+            repeats, now = numbers["object_repeats_total"], numbers["object_requests_now"]
+            return repeats > storm.hits and now == 0
 
         through(Volume(base, place=s3_place(base, proxy.endpoint)), workers, trouble, look)
 

@@ -118,11 +118,15 @@ def read_right(root: Path, files: dict[str, bytes]) -> None:
 
 def settled(*mounts: Mount) -> None:
     for mount in mounts:
-        wait_until("all is published", 60, partial(is_published, mount))
+        wait_until("all is published", 100, partial(is_published, mount))
 
 
 def is_published(mount: Mount) -> bool:
     return mount.numbers()["staging_changes"] == 0
+
+
+def is_copied(mount: Mount) -> bool:
+    return mount.numbers()["disk_cache_queue_bytes"] == 0
 
 
 def works_at_once(mounts: dict[str, Mount], seed: int) -> dict[str, dict[str, bytes]]:
@@ -152,8 +156,9 @@ def test_two_hosts_share_disks(served: Volume, base: Path, hosts: tuple[Host, Ho
     for mount in (one, two, one):
         for files in written.values():
             read_right(mount.path, files)
-    assert one.numbers()["disk_cache_errors_total"] == 0
-    assert two.numbers()["disk_cache_errors_total"] == 0
+    for mount in (one, two):
+        wait_until("copies are written", 100, partial(is_copied, mount))
+        assert mount.numbers()["disk_cache_errors_total"] == 0
     used = sum(each.stat().st_blocks * 512 for each in (base / "cache").rglob("*-*_*"))
     assert 0 < used <= 20 << 20
     served.end()
@@ -172,12 +177,14 @@ def test_a_journal_that_another_host_holds_is_left_alone(
     left = sorted((base / "staging").glob("*/*/log-*"))
     assert len({each.parent for each in left}) == 2
     one.kill()
+    wait_until("its journal is nobody's", 60, one.has_ended)
     third = hosts[1].mount(served, "three", *shared(base))
     read_right(third.path, written["a"])
     settled(third)
     assert not (third.path / "b1/big").exists(), "its mount has yet to publish it"
     read_right(two.path, written["b"])
     two.kill()  # most of it is in its journal still
+    wait_until("its journal is nobody's", 60, two.has_ended)
     last = hosts[0].mount(served, "four", *shared(base))
     settled(last)
     for files in written.values():

@@ -19,8 +19,8 @@ findmnt -n -o FSTYPE,SOURCE $HOME/mnt
 cd $HOME/mnt
 echo data > file
 mkdir folder
-cp -a $B/repo/tests/faults folder/
-diff -r $B/repo/tests/faults folder/faults
+cp -a $B/repo/docs folder/
+diff -r $B/repo/docs folder/docs
 ln -s file link
 chmod 600 file
 stat -c '%n %a %U' file

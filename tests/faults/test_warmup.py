@@ -28,6 +28,7 @@ BIG = 9 * MIB
 BLOCKS = FILES + 3  # of 4 MiB at most
 SEGMENTS = 2  # that so many small files are packed into, at most
 BYTES = FILES * SMALL + BIG
+LATE_S = 1.0  # so that two threads take a quarter of a minute for all blocks
 NOBODY = 65534
 
 
@@ -162,7 +163,7 @@ def test_two_at_once_share_the_work(far: tuple[Volume, HttpProxy], base: Path) -
     before = gets(proxy)
     words = [SLICEFS, "warmup", "--json"]
     both = [subprocess.Popen([*words, str(each.path)], stdout=subprocess.PIPE) for each in mounts]
-    outs = [json.loads(each.communicate(timeout=60)[0]) for each in both]
+    outs = [json.loads(each.communicate(timeout=100)[0]) for each in both]
     assert [out["fetched"] + out["there"] for out in outs] == [BYTES, BYTES]
     assert gets(proxy) <= before + 2 * BLOCKS
     assert all(check(each.path)["cached"] == BYTES for each in mounts)
@@ -176,16 +177,17 @@ def test_interrupted_it_goes_on(
     volume, proxy = far
     mount = volume.mount(*caching(base))
     before = gets(proxy)
-    proxy.add(Fault(Kind.DELAY, count=1e9, seconds=0.1, when=is_get))
+    proxy.add(Fault(Kind.DELAY, count=1e9, seconds=LATE_S, when=is_get))
     words = [SLICEFS, "warmup", "--threads", "2", str(mount.path)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as first:
-        wait_until("it has begun", 20, lambda: gets(proxy) > before + 3)
+        wait_until("it has begun", 60, lambda: gets(proxy) > before + 3)
         first.send_signal(how)
-        _, err = first.communicate(timeout=30)
+        _, err = first.communicate(timeout=60)
+    wait_until("nothing is under way", 60, lambda: mount.numbers()["warmup_now_bytes"] == 0)
+    proxy.heal()
     if how is signal.SIGINT:
         assert first.returncode == 130
         assert err == b"slicefs: interrupted: run it again to go on\n"
-    wait_until("nothing is under way", 20, lambda: mount.numbers()["warmup_now_bytes"] == 0)
     assert gets(proxy) < before + BLOCKS
     found = warm(mount.path)
     assert found["there"] >= SMALL
@@ -229,6 +231,7 @@ def test_check_and_evict(near: Volume, base: Path) -> None:
     shown = json.loads(slicefs("info", "--json", mount.path / "d/f4").out)["cached"]
     assert shown["memory"] == shown["cached"] == SMALL
     assert "cached      100 %: /" in slicefs("info", mount.path / "d/f3").out
+    wait_until("copies are written", 60, lambda: not mount.numbers()["disk_cache_queue_bytes"])
     assert warm(mount.path / "d", "--evict")["evicted"] >= SMALL + BIG
     assert check(mount.path)["cached"] == 0
     assert list(base.glob("ssd?/*/[0-9a-f][0-9a-f][0-9a-f]/*")) == []
@@ -245,13 +248,13 @@ def test_metadata_only_fetches_no_data(far: tuple[Volume, HttpProxy], base: Path
     volume.end()
 
 
-def reads(mount: Mount) -> tuple[float, float]:
-    """READ requests so far, and those for a look at them; each is counted after its answer."""
+def reads(mount: Mount) -> float:
+    """READ requests so far, with a few for `.stats`; each is counted after its answer."""
     name = 'operations_total{op="read"}'
     seen = [mount.numbers()[name] for _ in range(3)]
     while seen[-1] - seen[-2] != seen[-2] - seen[-3]:
         seen.append(mount.numbers()[name])
-    return seen[-1], seen[-1] - seen[-2]
+    return seen[-1]
 
 
 def test_memory_and_page_cache(near: Volume) -> None:
@@ -264,12 +267,13 @@ def test_memory_and_page_cache(near: Volume) -> None:
     found = check(mount.path)
     assert (found["cached"], found["memory"], found["disks"]) == (BYTES, BYTES, {})
     assert warm(mount.path, "--page-cache")["pages"] == BYTES
-    before, of_stats = reads(mount)
+    before = reads(mount)
     read_right(mount.path)
-    assert reads(mount)[0] <= before + 10 * of_stats < before + FILES, "those of .stats"
+    assert reads(mount) < before + FILES, "more than those of .stats"
     warm(mount.path, "--evict", "--page-cache")
+    before = reads(mount)
     read_right(mount.path)
-    assert reads(mount)[0] > before + FILES
+    assert reads(mount) > before + FILES
     near.end()
 
 
@@ -368,12 +372,12 @@ def test_objects_that_are_lost_or_damaged(near: Volume, base: Path) -> None:
 def test_the_store_is_away(far: tuple[Volume, HttpProxy], base: Path) -> None:
     """It ends with one line, and not after a time-out for each file."""
     volume, proxy = far
-    mount = volume.mount(*caching(base), "--object-timeout", "2")
+    mount = volume.mount(*caching(base), "--object-timeout", "5")
     proxy.add(Fault(Kind.RESET, count=1e9, when=is_get))
     done = slicefs("warmup", mount.path)
     assert done.code == 1
     assert done.err.splitlines()[-1].startswith("slicefs: the object store does not answer: see")
-    assert done.seconds < 30
+    assert done.seconds < 60, "of the two and a half minutes that all files would take"
     proxy.heal()
     assert warm(mount.path)["fetched"] == BYTES
     volume.end()
@@ -383,12 +387,13 @@ def test_the_mount_dies(far: tuple[Volume, HttpProxy], base: Path) -> None:
     volume, proxy = far
     mount = volume.mount(*caching(base))
     before = gets(proxy)
-    proxy.add(Fault(Kind.DELAY, count=1e9, seconds=0.1, when=is_get))
+    proxy.add(Fault(Kind.DELAY, count=1e9, seconds=LATE_S, when=is_get))
     words = [SLICEFS, "warmup", "--threads", "2", str(mount.path)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as command:
-        wait_until("it has begun", 20, lambda: gets(proxy) > before + 3)
+        wait_until("it has begun", 60, lambda: gets(proxy) > before + 3)
         mount.kill()
-        _, err = command.communicate(timeout=30)
+        _, err = command.communicate(timeout=60)
+    proxy.heal()
     assert command.returncode == 1
     assert b"is on a mount whose client has died" in err
     assert err.count(b"\n") == 1
@@ -401,7 +406,7 @@ def test_in_the_background(near: Volume, base: Path) -> None:
     assert done.code == 0
     assert "in the background, process " in done.out
     log = base / "warmup.log"
-    wait_until("it is done", 30, lambda: "seconds" in log.read_text())
+    wait_until("it is done", 60, lambda: "seconds" in log.read_text())
     assert f"fetched     {(BYTES) / MIB:.1f} MiB of {FILES + 1} files" in log.read_text()
     assert mount.numbers()["warmup_blocks_total"] == BLOCKS
     near.end()

