@@ -71,8 +71,8 @@ class Place:
         return self._read_id() or made
 
     def is_present(self) -> bool:
-        """Whether the directory is that of this disk. Raises: OSError."""
-        return self._read_id() == self.id
+        """Whether the directory is that of this disk, with the volume's part. Raises: OSError."""
+        return self._read_id() == self.id and self._device_of(f"{self.base}/tmp") != 0
 
     def restore(self) -> None:
         """Have what `prepare` made, after the disk was away. Raises: OSError.

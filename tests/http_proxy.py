@@ -27,6 +27,7 @@ class Kind(Enum):
     """What happens to a request."""
 
     DELAY = "it reaches the server later"
+    HOLD = "it reaches the server when the proxy is healed"
     STATUS = "the proxy answers it with an error; the server never sees it"
     RESET = "the connection is reset; the server never sees it"
     STUCK = "nobody answers; the server never sees it"
@@ -197,6 +198,8 @@ class HttpProxy:
             return False
         if fault is not None and kind is Kind.DELAY:
             time.sleep(fault.seconds)
+        if fault is not None and kind is Kind.HOLD:
+            fault.lifted.wait()
         if kind is Kind.FLIP_REQUEST and request.body:
             request.body[len(request.body) // 2] ^= 0x10
         answer = _ask(server, request)

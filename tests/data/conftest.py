@@ -6,9 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from fsdata import disk_cache_member
 from tests.ceph_cluster import CephCluster
 from tests.data.world import World
 from tests.http_proxy import HttpProxy
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has other work to do is no cache disk that is slow or hangs."""
+    monkeypatch.setattr(disk_cache_member, "SLOW_S", 120.0)
+    monkeypatch.setattr(disk_cache_member, "HUNG_S", 120.0)
 
 
 @pytest.fixture

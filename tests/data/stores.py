@@ -18,7 +18,8 @@ from tests.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster
 
 _NUMBERS: Final = itertools.count(1)
 POOL: Final = "data"
-QUICK: Final = Timeouts(connect_s=2, silent_s=1, whole_s=3)
+PATIENT: Final = Timeouts(connect_s=60, silent_s=60, whole_s=120)  # the machine may be busy
+QUICK: Final = Timeouts(connect_s=2, silent_s=1, whole_s=3)  # for who waits for them to pass
 
 
 def fresh_name() -> str:
@@ -51,7 +52,7 @@ def hide_own_keys(patch: pytest.MonkeyPatch, directory: Path) -> None:
 
 
 def s3_settings(
-    endpoint: str, directory: Path, bucket: str = "", timeouts: Timeouts = QUICK, **more: Any
+    endpoint: str, directory: Path, bucket: str = "", timeouts: Timeouts = PATIENT, **more: Any
 ) -> S3Settings:
     """A bucket at `endpoint`, with the tests' keys."""
     account = S3Account(endpoint, credentials=str(credentials_file(directory)))

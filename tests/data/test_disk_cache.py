@@ -26,9 +26,9 @@ from tests.data.disk_world import (
     CacheWorld,
     cache_files,
     fails,
+    name_disks,
     pattern,
     used_bytes,
-    wait_for,
 )
 from tests.data.faults import FaultyObjects
 
@@ -70,6 +70,7 @@ def reopen(world: CacheWorld) -> None:
 @pytest.mark.parametrize("size", [BLOCK, SMALL, 1, PAGE])
 @pytest.mark.parametrize("codec", list(Codec))
 def test_what_was_read_once_comes_from_the_disks(tmp_path: Path, size: int, codec: Codec) -> None:
+    name_disks(tmp_path / "a", tmp_path / "b")
     world = CacheWorld([tmp_path / "a", tmp_path / "b"], codec=codec)
     warm(world, 20, size)
     fetched = world.fetched()
@@ -306,26 +307,6 @@ def test_random_records_fetch_what_they_ask(tmp_path: Path) -> None:
         world.settle()
     assert bytes_fetched(world) <= 1.2 * asked + FRAME_BYTES
     world.close()
-
-
-@pytest.mark.parametrize(("at", "requests"), [(10, 1), (700_000, 2)])
-def test_a_range_that_two_want_is_fetched_once(world: CacheWorld, at: int, requests: int) -> None:
-    data = world.put(1)
-    world.objects.gate = RUNTIME.event()
-    answers: list[bytes] = []
-
-    def read() -> None:
-        answers.append(world.read(1, BLOCK, at, at + 9))
-
-    threads = [RUNTIME.spawn("reader", read) for _ in range(4)]
-    wait_for(lambda: world.number("misses_total") == 4 * requests)
-    world.objects.gate.set()
-    for thread in threads:
-        thread.join()
-    assert answers == [data[at : at + 9]] * 4
-    assert world.fetched() == requests
-    assert world.read(1, BLOCK, at, at + 9) == data[at : at + 9]
-    assert world.fetched() == requests
 
 
 def test_a_range_is_found_before_it_is_written(world: CacheWorld) -> None:

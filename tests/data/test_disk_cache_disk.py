@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdata.disk_cache_disk import OPEN_MAX, Disk, DiskLimits
-from fsdata.disk_cache_files import OsFiles
+from fsdata.disk_cache_files import OsFiles, Space
 from fsdata.disk_cache_format import BadFile
 from fsdata.disk_cache_place import TMP_AGE_NS
 from tests.data.disk_world import MIB, RUNTIME, cache_files, pattern, used_bytes
@@ -176,13 +176,26 @@ def test_what_nobody_used_expires(tmp_path: Path) -> None:
     assert disk.usage.seen == used_bytes(tmp_path)
 
 
+class Shared(OsFiles):
+    """Files on a disk of which others leave so much."""
+
+    free_bytes = 0
+
+    def space(self, path: str) -> Space:
+        assert super().space(path).total_bytes > 0
+        return Space(100 * MIB, self.free_bytes, 1.0)
+
+
 def test_the_floor_of_free_space(tmp_path: Path) -> None:
     """Nothing is added where the disk has less free than it should."""
-    total, free, _ = OsFiles().space(str(tmp_path))
-    share = min(1.0, (free + 4 * MIB) / total)
-    disk = open_disk(tmp_path, free_ratio=share)
+    files = Shared()
+    disk = Disk(RUNTIME, files, str(tmp_path), "volume", DiskLimits(64 * MIB, free_ratio=0.25))
+    disk.place.prepare()
+    files.free_bytes = 25 * MIB
     assert not add(disk, 1)
     assert cache_files(tmp_path) == []
+    files.free_bytes = 26 * MIB
+    assert add(disk, 1)
 
 
 def test_counting_repairs_what_a_crash_left(tmp_path: Path) -> None:

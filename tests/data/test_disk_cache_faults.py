@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from fsdata.disk_cache_format import BadFile
 from fsdata.disk_cache_health import ERRORS_MAX, PROBE_S_MAX, PROBES_GOOD, Health
 from fsmeta.runtime import SystemRuntime
 from tests.conftest import LogWatch
-from tests.data.disk_world import MIB, CacheWorld, cache_files, wait_for
+from tests.data.disk_world import MIB, CacheWorld, cache_files, name_disks, wait_for
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.fuse.ramfs import RamFS
 
@@ -32,7 +34,8 @@ BACK = "cache disk .* is used again"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the keeper does after seconds it does after hundredths."""
+    """What the keeper does after seconds it does after hundredths; it counts only what is back."""
+    monkeypatch.setattr(disk_cache_member, "FIRST_ROUND_S", 1e6)
     monkeypatch.setattr(disk_cache_member, "LOOK_S", 0.05)
     monkeypatch.setattr(disk_cache_health, "PROBE_S", 0.05)
     monkeypatch.setattr(disk_cache_health, "PROBE_S_MAX", 0.1)
@@ -51,6 +54,40 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
 
 def mount(path: Path, options: str = "size=16m") -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], check=True)
+
+
+def bind(path: Path, target: Path) -> None:
+    subprocess.run(["mount", "--bind", str(path), str(target)], check=True)
+
+
+@contextmanager
+def elsewhere(disk: Path | None = None) -> Iterator[Path]:
+    """Where a disk is mounted, too, by default a new one: so it may be pulled out and plugged in.
+
+    At once, as it is: what is mounted empty and filled then the keeper may find half-filled.
+    """
+    path = Path(tempfile.mkdtemp(prefix="slicefs-disk-"))
+    if disk is None:
+        mount(path)
+    else:
+        bind(disk, path)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+        path.rmdir()
+
+
+@contextmanager
+def without_probes(disk: RamFS) -> Iterator[None]:
+    """The keeper's next probe takes until the end of this: what is put aside stays there."""
+    go_on = threading.Event()
+    disk.hooks["create"] = lambda: (go_on.wait(), None)[1]
+    try:
+        yield
+    finally:
+        disk.hooks.clear()
+        go_on.set()
 
 
 def fill(world: CacheWorld, count: int = 6) -> None:
@@ -225,7 +262,18 @@ def test_a_directory_that_is_emptied(tmp_path: Path, log_watch: LogWatch) -> Non
         path.rename(tmp_path / f"gone-{path.name}")
     assert all_right(world)
     wait_for(lambda: world.number("errors_total") > 0 and world.state() == "HEALTHY")
-    assert caches(world, 10)
+    wait_for(lambda: caches(world, 10))
+    world.close()
+
+
+def test_what_is_removed_of_one_volume(tmp_path: Path, log_watch: LogWatch) -> None:
+    """The disk's id is there as before, and nothing could be written any more."""
+    log_watch.expect(ASIDE + "|" + BACK)
+    world = CacheWorld([tmp_path / "a"]).start()
+    fill(world)
+    (tmp_path / "a/volume").rename(tmp_path / "gone")
+    wait_for(lambda: caches(world, 10))
+    assert world.state() == "HEALTHY"
     world.close()
 
 
@@ -234,24 +282,23 @@ def test_a_disk_that_is_unplugged(tmpfs: Path, log_watch: LogWatch) -> None:
     """Its mount point is not filled, its keys go to the other disk, and it is taken back."""
     log_watch.expect(ASIDE + "|" + BACK)
     other = tmpfs.parent / "other"
+    name_disks(tmpfs, other)
     world = CacheWorld([tmpfs, other]).start()
     fill(world, 12)
-    shutil.copytree(tmpfs, tmpfs.parent / "saved")
     before = len(cache_files(other))
     assert 0 < before < 12
-    subprocess.run(["umount", "-l", str(tmpfs)], check=True)
-    wait_for(lambda: world.state() == "ASIDE")
-    assert list(tmpfs.iterdir()) == [], "the naked mount point"
-    # a busy disk drops copies, and has them when they are read again
-    wait_for(lambda: all_right(world, 12) and len(cache_files(other)) == 12)
-    assert world.number("disks_aside") == 1
-    mount(tmpfs)
-    shutil.copytree(tmpfs.parent / "saved", tmpfs, dirs_exist_ok=True)
+    with elsewhere(tmpfs) as plug:
+        subprocess.run(["umount", "-l", str(tmpfs)], check=True)
+        wait_for(lambda: world.state() == "ASIDE")
+        assert list(tmpfs.iterdir()) == [], "the naked mount point"
+        # a busy disk drops copies, and has them when they are read again
+        wait_for(lambda: all_right(world, 12) and len(cache_files(other)) == 12)
+        assert world.number("disks_aside") == 1
+        bind(plug, tmpfs)
     wait_for(lambda: world.state() == "HEALTHY")
     fetched = world.fetched()
     assert all_right(world, 12)
     assert world.fetched() == fetched
-    subprocess.run(["umount", str(tmpfs)], check=False, capture_output=True)
     world.close()
 
 
@@ -261,9 +308,10 @@ def test_another_disk_in_its_place(tmpfs: Path, log_watch: LogWatch) -> None:
     log_watch.expect(f"{ASIDE}|{BACK}")
     world = CacheWorld([tmpfs]).start()
     fill(world)
-    subprocess.run(["umount", "-l", str(tmpfs)], check=True)
-    mount(tmpfs)
-    stranger = CacheWorld([tmpfs], volume="other")
+    with elsewhere() as plug:
+        stranger = CacheWorld([plug], volume="other")
+        subprocess.run(["umount", "-l", str(tmpfs)], check=True)
+        bind(plug, tmpfs)
     identity = stranger.disks[0].place.id
     wait_for(lambda: world.disks[0].place.id == identity and world.state() == "HEALTHY")
     assert all_right(world)
@@ -300,9 +348,9 @@ class TestFuse:
             disk.hooks[verb] = err
             assert all_right(world)
             wait_for(lambda: world.state() == "ASIDE")
-            calls = disk.calls[verb]
+            misses = world.number("misses_total")
             assert all_right(world)
-            assert disk.calls[verb] <= calls + 20, "it is left alone but for probes"
+            assert world.number("misses_total") == misses, "it is left alone but for probes"
             disk.hooks.clear()
             wait_for(lambda: world.state() == "HEALTHY")
             fetched = world.fetched()
@@ -337,14 +385,15 @@ class TestFuse:
     ) -> None:
         """Reads that take longer than the store's by far."""
         log_watch.expect(f"{ASIDE}|{SUSPECT}|{BACK}")
-        monkeypatch.setattr(disk_cache_member, "SLOW_S", 0.2)
         with serving(disk, tmp_path / "mnt"):
             world = CacheWorld([tmp_path / "mnt" / "cache"]).start()
             fill(world)
-            disk.hooks["read"] = lambda: time.sleep(0.3)
-            assert all_right(world)
-            assert world.state() == "ASIDE"
-            disk.hooks.clear()
+            world.cache._store_s = 0.0  # the machine may have held it up
+            monkeypatch.setattr(disk_cache_member, "SLOW_S", 0.2)
+            with without_probes(disk):
+                disk.hooks["read"] = lambda: time.sleep(0.3)
+                assert all_right(world)
+                assert world.state() == "ASIDE"
             wait_for(lambda: world.state() == "HEALTHY")
             world.close()
 
@@ -357,22 +406,20 @@ class TestFuse:
     ) -> None:
         """Who reads when it begins waits for it; all later ones go to the store."""
         log_watch.expect(f"{ASIDE}|{SUSPECT}|{BACK}")
-        monkeypatch.setattr(disk_cache_member, "HUNG_S", 0.5)
         runtime = SystemRuntime()
         free = runtime.event()
         with serving(disk, tmp_path / "mnt"):
             world = CacheWorld([tmp_path / "mnt" / "cache"]).start()
             fill(world)
-            disk.hooks["read"] = lambda: (free.wait(30), None)[1]
+            monkeypatch.setattr(disk_cache_member, "HUNG_S", 0.5)
+            disk.hooks["read"] = lambda: (free.wait(120), None)[1]
             done: list[bool] = []
             victim = runtime.spawn("victim", lambda: done.append(world.right(1)))
             wait_for(lambda: bool(world.cache.members[0]._reads))
-            time.sleep(0.6)
-            begun = time.monotonic()
+            wait_for(lambda: not world.cache.members[0].is_usable())
             assert all(world.right(number) for number in range(2, 7))
-            assert time.monotonic() - begun < 5
             assert world.state() == "ASIDE"
-            assert not done
+            assert not done, "it hangs as before"
             disk.hooks.clear()
             free.set()
             victim.join()
@@ -389,9 +436,10 @@ class TestFuse:
             for node in disk.nodes.values():
                 if len(node.data) > MIB:
                     node.data[-100] ^= 1
-            assert all_right(world)
-            assert world.number("bad_total") >= ERRORS_MAX
-            assert world.state() == "ASIDE"
+            with without_probes(disk):
+                assert all_right(world)
+                assert world.number("bad_total") >= ERRORS_MAX
+                assert world.state() == "ASIDE"
             wait_for(lambda: world.state() == "HEALTHY")
             assert caches(world, 10)
             world.close()

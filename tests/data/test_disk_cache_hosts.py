@@ -107,7 +107,7 @@ def test_c1_two_hosts_read_and_evict_at_once(
     monkeypatch.setattr(disk_cache_member, "STEP_S", 0.0)
     hosts[0].start()
     disk = hosts[0].disks[0]
-    wait_for(lambda: counted(used_bytes(root), hosts[0]))
+    wait_for(lambda: counted(used_bytes(root), hosts[0]), 100)
     assert hosts[0].put(SLICES + 1, SIZE)
     assert hosts[0].right(SLICES + 1, SIZE)
     hosts[0].settle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from fsdata.blocks import STEP_BYTES
 from fsdata.codec import Codec
 from fsdata.disk_cache_files import CacheFile, OsFile, OsFiles
+from fsmeta.runtime import Event, SystemRuntime
 from fsmeta.types import FRAME_BYTES, SliceId
 from tests.conftest import LogWatch
-from tests.data.disk_world import BLOCK, CacheWorld, cache_files, pattern
+from tests.data.disk_world import BLOCK, RUNTIME, CacheWorld, cache_files, pattern, wait_for
 
 LOOKS = 50  # at pages that were forgotten
 
@@ -21,29 +23,29 @@ LOOKS = 50  # at pages that were forgotten
 class Counted(OsFile):
     """A cache file that says what is done to it."""
 
-    def __init__(self, fd: int, seen: list[tuple[str, int]]) -> None:
+    def __init__(self, fd: int, files: CountedFiles) -> None:
         super().__init__(fd)
-        self._seen = seen
+        self._files = files
 
     def read(self, size: int, at: int) -> bytes:
-        self._seen.append(("read", size))
+        self._files.seen.append(("read", size))
         return super().read(size, at)
 
     def in_memory(self, at: int, size: int) -> bool:
-        self._seen.append(("look", size))
-        return super().in_memory(at, size)
+        assert at >= 0
+        self._files.seen.append(("look", size))
+        return self._files.near
 
 
 class CountedFiles(OsFiles):
-    """Files that say what is done to them."""
+    """Files that say what is done to them, and are in the kernel's memory or not."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int]] = []
+        self.near = True  # the kernel keeps pages, or not, as it likes
 
     def open(self, path: str, write: bool = False) -> CacheFile:
-        return Counted(
-            os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC), self.seen
-        )
+        return Counted(os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC), self)
 
     def sizes(self, least: int) -> list[int]:
         """Reads of at least so many bytes since the last call."""
@@ -140,36 +142,29 @@ def test_reading_ahead_is_for_what_is_not_in_memory(world: CacheWorld) -> None:
 def test_a_disk_that_has_to_be_waited_for_is_read_ahead(world: CacheWorld) -> None:
     """Its whole block, by threads of their own: streams don't wait for each range in turn."""
     fetched = world.fetched()
-    (file,) = cache_files(Path(world.disks[0].place.root))
-    for _ in range(LOOKS):
-        forget_pages(file)
-        world.blocks.fetch(SliceId(1), BLOCK, 0, lambda: True)
-        if world.memory.stats().blocks:
-            break
+    reads_of(world).near = False
+    world.blocks.fetch(SliceId(1), BLOCK, 0, lambda: True)
     assert world.memory.stats().blocks == 1
     assert world.right(1)
     assert world.fetched() == fetched
 
 
-def forget_pages(file: Path) -> None:
-    """Have the kernel forget a file's pages, or skip the test where it won't.
-
-    A look at what is not in memory has the kernel bring it there, and says that it is there if the
-    disk was quicker than the look: one that says "no" is a proof, one that says "yes" is none.
+def test_the_kernel_tells_what_it_has_in_memory(tmp_path: Path) -> None:
+    """A look at what is not in memory has the kernel bring it there, and says that it is there if
+    the disk was quicker than the look: one that says "no" is a proof, one that says "yes" is none.
     """
-    fd = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        looks = OsFile(os.dup(fd))
-        for _ in range(LOOKS):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            if not looks.in_memory(0, file.stat().st_size):
-                break
-        else:
-            pytest.skip("the file system keeps its pages, or does not tell")
+    path = tmp_path / "file"
+    path.write_bytes(bytes(BLOCK))
+    fd = os.open(path, os.O_RDONLY)
+    file = OsFile(fd)
+    os.fsync(fd)
+    assert file.read(BLOCK, 0) == bytes(BLOCK)
+    assert file.in_memory(0, BLOCK)
+    for _ in range(LOOKS):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
+        if not file.in_memory(0, BLOCK):
+            return
+    pytest.skip("the file system keeps its pages, or does not tell")
 
 
 def test_segments_are_read_in_part(world: CacheWorld) -> None:
@@ -221,3 +216,50 @@ def test_a_copy_that_is_evicted_is_asked_for_again(world: CacheWorld) -> None:
 def _place(world: CacheWorld) -> tuple[str, int]:
     (path,) = cache_files(Path(world.disks[0].place.root))
     return path.name, int(path.parent.name, 16)
+
+
+class Waited(threading.Event):
+    """An event that counts who has come to wait for it."""
+
+    def __init__(self, arrivals: list[str]) -> None:
+        super().__init__()
+        self._arrivals = arrivals
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._arrivals.append(threading.current_thread().name)
+        return super().wait(timeout)
+
+
+class Joining(SystemRuntime):
+    """Knows who has come to wait for another's fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined: list[str] = []
+
+    def event(self) -> Event:
+        return Waited(self.joined)
+
+
+@pytest.mark.parametrize(("at", "requests"), [(10, 1), (700_000, 2)])
+def test_a_range_that_two_want_is_fetched_once(tmp_path: Path, at: int, requests: int) -> None:
+    runtime = Joining()
+    world = CacheWorld([tmp_path], runtime=runtime)
+    data = world.put(1)
+    world.objects.gate = RUNTIME.event()
+    answers: list[bytes] = []
+
+    def read() -> None:
+        answers.append(world.read(1, BLOCK, at, at + 9))
+
+    threads = [RUNTIME.spawn("reader", read) for _ in range(4)]
+    wait_for(lambda: len(runtime.joined) == 3)
+    assert world.number("misses_total") == 4 * requests
+    world.objects.gate.set()
+    for thread in threads:
+        thread.join()
+    assert answers == [data[at : at + 9]] * 4
+    assert world.fetched() == requests
+    assert world.read(1, BLOCK, at, at + 9) == data[at : at + 9]
+    assert world.fetched() == requests
+    world.close()

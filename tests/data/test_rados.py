@@ -156,8 +156,10 @@ def _is_stopped(pid: int) -> bool:
 
 
 def test_an_osd_that_hangs_is_waited_for(disk_ceph: CephCluster) -> None:
-    raw = RadosObjects(RUNTIME, rados_settings(disk_ceph, operation_s=1))
-    raw.put("k", (b"v",))
+    settings = rados_settings(disk_ceph)
+    patient, raw = (RadosObjects(RUNTIME, settings._replace(operation_s=each)) for each in (60, 1))
+    patient.put("k", (b"v",))
+    patient.close()
     store = stacked(raw, "rados", RUNTIME, Pacing(timeout_s=60)).store
     os.kill(disk_ceph.pid("osd"), signal.SIGSTOP)
     wait_until(lambda: _is_stopped(disk_ceph.pid("osd")))
@@ -171,7 +173,7 @@ def test_an_osd_that_hangs_is_waited_for(disk_ceph: CephCluster) -> None:
             begun = time.monotonic()
             with pytest.raises(Unavailable, match="pool data: "):
                 request()
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 12, "not for the usual 15 s"
         answers: list[bytes] = []
         reader = threading.Thread(target=lambda: answers.append(store.get("k")))
         reader.start()
@@ -247,14 +249,19 @@ def test_a_killed_osd_loses_nothing_acknowledged(disk_ceph: CephCluster, rounds:
             stored[number].append(key)
             turn += 1
 
+    def go_on() -> None:
+        time.sleep(1.0)
+        before = sum(map(len, stored))
+        wait_until(lambda: sum(map(len, stored)) >= before + 6, 60)
+
     def trouble() -> None:
         try:
             for _ in range(rounds):
-                time.sleep(1.0)
+                go_on()
                 disk_ceph.kill_osd()
                 time.sleep(0.3)
                 disk_ceph.start_osd()
-            time.sleep(1.0)
+            go_on()
         finally:
             ending.set()
 

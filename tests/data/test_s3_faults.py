@@ -1,7 +1,7 @@
 """O2: over a bad network and from a bad server: what clients of the store see, and what they don't.
 
 The network is `HttpProxy`, the server behind it a real radosgw; the store is wrapped as a mount has
-it. Timeouts are those of `QUICK`, so that what is stuck is noticed within a second.
+it. A hasty client notices within a second what is stuck, and what is only slow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,14 +24,16 @@ from fsdata.budget import Budget
 from fsdata.codec import head_bytes
 from fsdata.mem_cache import MemCache
 from fsdata.obj_s3 import S3Objects
+from fsdata.obj_s3_http import Timeouts
 from fsdata.objects import Throttled
 from fsmeta.errors import ObjectDamaged, Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import FRAME_BYTES, SliceId
 from tests.ceph_cluster import CephCluster
-from tests.data.stores import s3_bucket, s3_settings
+from tests.data.stores import PATIENT, QUICK, s3_bucket, s3_settings
 from tests.data.test_objects_contract import run_together
 from tests.http_proxy import Fault, HttpProxy, Kind, Request
+from tests.waiting import wait_until
 
 RUNTIME = SystemRuntime()
 BLOCK = 1 << 20
@@ -47,15 +50,28 @@ class World(NamedTuple):
     direct: S3Objects  # without the proxy
 
 
-@pytest.fixture
-def world(ceph: CephCluster, tmp_path: Path) -> Iterator[World]:
-    direct = s3_bucket(ceph, tmp_path)
+@contextmanager
+def behind_a_proxy(ceph: CephCluster, directory: Path, timeouts: Timeouts) -> Iterator[World]:
+    direct = s3_bucket(ceph, directory)
     bucket = direct._settings.bucket
     with HttpProxy(ceph.s3_port) as proxy:
-        raw = S3Objects(RUNTIME, s3_settings(proxy.endpoint, tmp_path, bucket))
+        raw = S3Objects(RUNTIME, s3_settings(proxy.endpoint, directory, bucket, timeouts))
         yield World(proxy, raw, stacked(raw, "s3", RUNTIME, Pacing(timeout_s=90)), direct)
         raw.close()
         direct.close()
+
+
+@pytest.fixture
+def world(ceph: CephCluster, tmp_path: Path) -> Iterator[World]:
+    with behind_a_proxy(ceph, tmp_path, PATIENT) as made:
+        yield made
+
+
+@pytest.fixture
+def hasty(ceph: CephCluster, tmp_path: Path) -> Iterator[World]:
+    """One that gives up soon what is not answered."""
+    with behind_a_proxy(ceph, tmp_path, QUICK) as made:
+        yield made
 
 
 BREAKING = [
@@ -70,14 +86,14 @@ BREAKING = [
 
 
 @pytest.mark.parametrize("kind", BREAKING)
-def test_everything_is_repeated_until_it_works(world: World, kind: Kind) -> None:
+def test_everything_is_repeated_until_it_works(hasty: World, kind: Kind) -> None:
     """Each verb meets the fault, quick ones twice in a row."""
-    store, data = world.stack.store, os.urandom(200_000)
+    store, data = hasty.stack.store, os.urandom(200_000)
     count = 1 if kind in (Kind.STUCK, Kind.DELAY) else 2
 
     def provoke(method: str) -> Fault:
         fault = Fault(kind, count, method, status=500, code="InternalError", seconds=2)
-        return world.proxy.add(fault)
+        return hasty.proxy.add(fault)
 
     verbs: list[tuple[str, Callable[[], object], object]] = [
         ("PUT", lambda: store.put("a/k", (data[:9], data[9:])), None),
@@ -93,8 +109,8 @@ def test_everything_is_repeated_until_it_works(world: World, kind: Kind) -> None
         assert verb() == expected
         if kind is not Kind.CUT_ANSWER or method == "GET":  # other answers have no half
             assert fault.hits == count
-        world.proxy.heal()
-    assert world.direct.head("a/k") is None
+        hasty.proxy.heal()
+    assert hasty.direct.head("a/k") is None
 
 
 def _get_into(get_into: Callable[[str, list[memoryview]], int], size: int) -> bytes:
@@ -110,16 +126,22 @@ def test_a_cold_range_takes_one_round_trip(world: World) -> None:
     data = os.urandom(BLOCK)
     for number in (7, 8):
         blocks.put_block(SliceId(number), 0, bytearray(data))
-    at, delay_s = 600_000, 0.5
+    at = 600_000
     assert (
         blocks.read(SliceId(7), BLOCK, 0, at, at + 9) == data[at : at + 9]
     )  # connections are made
     before = world.stack.metered.snapshot()
-    world.proxy.add(Fault(Kind.DELAY, 1e9, "GET", seconds=delay_s))
+    held = world.proxy.add(Fault(Kind.HOLD, 1e9, "GET"))
     connections = world.proxy.connections()
-    begun = time.monotonic()
-    assert blocks.read(SliceId(8), BLOCK, 0, at, at + 9) == data[at : at + 9]
-    assert delay_s < time.monotonic() - begun < 2 * delay_s
+    found: list[memoryview] = []
+    reader = threading.Thread(
+        target=lambda: found.append(blocks.read(SliceId(8), BLOCK, 0, at, at + 9))
+    )
+    reader.start()
+    wait_until(lambda: held.hits == 2)  # neither is answered yet
+    world.proxy.heal()
+    reader.join()
+    assert found == [data[at : at + 9]]
     after = world.stack.metered.snapshot()
     assert after["get_count"] - before["get_count"] == 2
     assert after["get_bytes"] - before["get_bytes"] == head_bytes(BLOCK, FRAME_BYTES) + FRAME_BYTES
@@ -149,18 +171,18 @@ def test_a_cut_answer_is_no_short_object(world: World) -> None:
         assert fault.hits == 1
 
 
-def test_requests_that_hang_are_cancelled(world: World) -> None:
+def test_requests_that_hang_are_cancelled(hasty: World) -> None:
     """A silent server, and one that sends a byte now and then, cost a bounded time."""
-    world.raw.put("k", (b"x" * 100,))
-    for kind, longest_s in ((Kind.STUCK, 2.0), (Kind.DRIP, 5.0)):
-        fault = world.proxy.add(Fault(kind, 1, "GET"))
+    hasty.direct.put("k", (b"x" * 1000,))
+    for kind in (Kind.STUCK, Kind.DRIP):  # the one for ever, the other for 100 s
+        fault = hasty.proxy.add(Fault(kind, 1, "GET"))
         begun = time.monotonic()
         with pytest.raises(Unavailable, match="no answer in time"):
-            world.raw.get("k")
-        assert time.monotonic() - begun < longest_s
+            hasty.raw.get("k")
+        assert time.monotonic() - begun < 30
         assert fault.hits == 1
-        world.proxy.heal()
-    assert world.raw.get("k") == b"x" * 100
+        hasty.proxy.heal()
+    assert hasty.stack.store.get("k") == b"x" * 1000
 
 
 def test_connections_that_the_server_closed_cost_no_error(world: World) -> None:
@@ -301,13 +323,13 @@ def down(world: World, ceph: CephCluster, seconds: float) -> None:
         assert world.direct.get(key) == f"{number} {turn} ".encode() * 3000
 
 
-def test_a_store_that_is_down_for_a_while(world: World, ceph: CephCluster) -> None:
-    down(world, ceph, DOWN_S)
+def test_a_store_that_is_down_for_a_while(hasty: World, ceph: CephCluster) -> None:
+    down(hasty, ceph, DOWN_S)
 
 
 @pytest.mark.soak
-def test_a_store_that_is_down_for_a_minute(world: World, ceph: CephCluster) -> None:
-    down(world, ceph, DOWN_SOAK_S)
+def test_a_store_that_is_down_for_a_minute(hasty: World, ceph: CephCluster) -> None:
+    down(hasty, ceph, DOWN_SOAK_S)
 
 
 def test_a_store_that_stays_away_is_reported(world: World) -> None:
@@ -316,4 +338,4 @@ def test_a_store_that_stays_away_is_reported(world: World) -> None:
     begun = time.monotonic()
     with pytest.raises(Unavailable, match=r"http://127.0.0.1:\d+/t\d+-\d+: "):
         stack.store.put("k", (b"v",))
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30, "not for the usual 120 s"

@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 ROOM = 20  # objects of a group
 GROUPS = 10
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 class Counting(SystemRuntime):
@@ -96,8 +96,9 @@ def staged(tmp_path: Path, runtime: Counting, groups: Groups) -> Iterator[Staged
 
 
 def test_w3_small_objects_do_not_wake_everybody(
-    staged: StagedObjects, runtime: Counting, groups: Groups
+    staged: StagedObjects, runtime: Counting, groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(staged_small, "LINGER_S", 10 * SOON_S)  # else slow puts make more groups
     before = runtime.waits
     for number in range(GROUPS * ROOM):
         staged.put(f"small/{number}", [b"x" * 100])

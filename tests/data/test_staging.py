@@ -24,6 +24,7 @@ from tests.conftest import LogWatch
 RUNTIME = SystemRuntime()
 VOLUME = "0b0e"
 JOURNAL = 77
+SOON_S = 60.0
 ENTRIES = [b"entry %d " % n * (n % 7 + 1) for n in range(1, 60)]
 
 
@@ -287,7 +288,7 @@ def test_w1_an_upload_takes_nothing_from_what_is_yet_to_be_taken_up(disk: Direct
     staged = StagedObjects(RUNTIME, store, data)
     for key, spot in spots.items():
         assert staged.take_up(key, spot), key
-        assert staged.await_empty(RUNTIME.monotonic() + 10)
+        assert staged.await_empty(RUNTIME.monotonic() + SOON_S)
     assert {key: store.get(key) for key in objects} == objects
     data.sweep()
     assert (disk.names(), data.used()) == ([], 0)
@@ -305,7 +306,7 @@ def test_other_bytes_are_never_uploaded(disk: DirectoryDisk, log_watch: LogWatch
     staged = StagedObjects(RUNTIME, store, data)
     with staged._cond:  # what was damaged between the write and the upload
         staged._enter("a/b", spot)
-    assert staged.await_empty(RUNTIME.monotonic() + 10)
+    assert staged.await_empty(RUNTIME.monotonic() + SOON_S)
     assert staged.is_lost("a/b")
     assert store.head("a/b") is None
     staged.close()
@@ -319,7 +320,7 @@ class Gate(MemObjects):
         self.open = RUNTIME.event()
 
     def put(self, key: str, pieces: object) -> None:
-        if not self.open.wait(10):
+        if not self.open.wait(SOON_S):
             raise Unavailable("shut")
         super().put(key, pieces)  # type: ignore[arg-type]
 
@@ -335,7 +336,7 @@ def test_w3_put_returns_before_the_store_has_it(disk: DirectoryDisk) -> None:
     assert info is not None
     assert info.size == 6
     gate.open.set()
-    assert staged.await_empty(RUNTIME.monotonic() + 10)
+    assert staged.await_empty(RUNTIME.monotonic() + SOON_S)
     assert gate.get("a/b") == staged.get("a/b") == b"onetwo"
     staged.close()
 
@@ -358,7 +359,7 @@ def test_w4_fsync_asks_nothing_of_a_store_that_is_away(disk: DirectoryDisk) -> N
     store = Away()
     staged = StagedObjects(RUNTIME, store, StagingData(RUNTIME, disk))
     staged.put("a/b", [b"uploaded"])
-    assert staged.await_empty(RUNTIME.monotonic() + 10)
+    assert staged.await_empty(RUNTIME.monotonic() + SOON_S)
     store.away = True
     staged.sync(["a/b"])
     staged.sync_waits = True
@@ -375,6 +376,6 @@ def test_what_is_deleted_on_its_way_is_not_left(disk: DirectoryDisk) -> None:
     for number in range(40):
         staged.delete(f"a/{number}")
     gate.open.set()
-    assert staged.await_empty(RUNTIME.monotonic() + 10)
+    assert staged.await_empty(RUNTIME.monotonic() + SOON_S)
     staged.close()
     assert list(gate.list("")) == []

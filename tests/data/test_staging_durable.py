@@ -30,7 +30,7 @@ class Disk(DirectoryDisk):
 
     def write(self, name: str, offset: int, pieces: Sequence[Buffer]) -> None:
         self.begun.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         super().write(name, offset, pieces)
 
     def sync(self, name: str) -> None:
@@ -51,7 +51,7 @@ def test_w3_a_sync_while_an_object_is_written_is_not_its_own(disk: Disk) -> None
     disk.go_on.clear()
     writer = threading.Thread(target=lambda: data.put([b"object"]))
     writer.start()
-    assert disk.begun.wait(10)
+    assert disk.begun.wait(60)
     data.sync()  # nor does it miss a file that is not there yet
     disk.go_on.set()
     writer.join()

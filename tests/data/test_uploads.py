@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from fsdata.budget import Budget
 from fsdata.pool import WorkerPool
 from fsdata.uploads import FAR_UPLOADS, UPLOAD_THREADS, WHOLE_BYTES, Flow, UploadPool
-from fsmeta.runtime import SystemRuntime
+from fsmeta.runtime import Runtime, SystemRuntime
+from tests.sim.harness import simulate
+from tests.sim.scheduler import SimRuntime
+from tests.waiting import wait_until
 
 RUNTIME = SystemRuntime()
 UPLOADS = 150
@@ -20,53 +22,56 @@ UPLOADS = 150
 class Way:
     """To a store: how many are on it now, and were at most."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._link = threading.Lock()
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = runtime.lock()
         self.now = self.most = self.done = 0
 
-    def take(self, alone_s: float, shared_s: float) -> None:
-        """An upload: what it waits for by itself, and what it waits for in turn."""
+    def take(self, seconds: float) -> None:
+        """An upload that takes so long, however many there are."""
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
-        time.sleep(alone_s)
-        if shared_s:
-            with self._link:
-                time.sleep(shared_s)
+        self._runtime.sleep(seconds)
         with self._lock:
             self.now -= 1
             self.done += 1
 
+    def has_done(self, count: int) -> bool:
+        """Whether so many uploads have ended."""
+        return self.done == count
 
-def run(upload: Callable[[], None], most: int = FAR_UPLOADS, count: int = UPLOADS) -> int:
-    """Upload blocks; how many threads were thought good in the end."""
-    pool = UploadPool(RUNTIME, Budget(RUNTIME), most=most)
-    for _ in range(count):
-        pool.submit(upload, WHOLE_BYTES)
-    while pool.uploads():
-        time.sleep(0.001)
-    threads = pool.threads()
-    pool.close()
-    return threads
+
+def run(seconds: float, most: int = FAR_UPLOADS, count: int = UPLOADS) -> int:
+    """Upload blocks that take so long each; how many threads were thought good in the end.
+
+    In simulated time: a real upload takes as long as the machine is busy.
+    """
+
+    def body(sim: SimRuntime) -> int:
+        way, pool = Way(sim), UploadPool(sim, Budget(sim), most=most)
+        for _ in range(count):
+            pool.submit(lambda: way.take(seconds), WHOLE_BYTES)
+        while pool.uploads():
+            sim.sleep(0.001)
+        threads = pool.threads()
+        pool.close()
+        assert (way.most, way.done) == (threads, count)
+        return threads
+
+    return simulate(0, body)
 
 
 def test_a_store_that_is_far_gets_more_at_a_time() -> None:
-    way = Way()
-    assert run(lambda: way.take(0.04, 0)) == FAR_UPLOADS
-    assert (way.most, way.done) == (FAR_UPLOADS, UPLOADS)
+    assert run(0.04) == FAR_UPLOADS
 
 
 def test_a_store_that_is_near_gets_four() -> None:
-    way = Way()
-    assert run(lambda: way.take(0.003, 0)) == UPLOAD_THREADS
-    assert way.most == UPLOAD_THREADS
+    assert run(0.003) == UPLOAD_THREADS
 
 
 def test_not_where_the_number_is_given() -> None:
-    way = Way()
-    assert run(lambda: way.take(0.04, 0), most=0, count=40) == UPLOAD_THREADS
-    assert way.most == UPLOAD_THREADS
+    assert run(0.04, most=0, count=40) == UPLOAD_THREADS
 
 
 def test_a_link_that_is_full_gets_no_more() -> None:
@@ -96,21 +101,20 @@ def test_no_more_where_none_waits() -> None:
 
 @pytest.mark.parametrize("sizes", [(8, 2, 6), (1, 8, 1), (3, 2, 1)])
 def test_a_pool_that_changes_its_size_loses_no_job(sizes: tuple[int, ...]) -> None:
-    way = Way()
+    way = Way(RUNTIME)
     pool = WorkerPool(RUNTIME, "some", 4)
+    count = 0
     for round_ in range(30):
         pool.resize(sizes[round_ % len(sizes)])
         for _ in range(10):
-            pool.submit(lambda: way.take(0.0005, 0))
+            pool.submit(lambda: way.take(0.0005))
+        count += 10
         if round_ % 3 == 0:
-            deadline = time.monotonic() + 10
-            while way.done < 10 * (round_ + 1):  # all asleep when the next ones come
-                assert time.monotonic() < deadline, "a job was forgotten"
-                time.sleep(0.001)
+            wait_until(partial(way.has_done, count), 60)  # all asleep when the next ones come
     pool.resize(2)
     way.most = 0
     pool.close()
-    assert way.done == 300
+    assert way.done == count == 300
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -127,5 +131,5 @@ def test_a_job_that_raises_takes_no_thread_from_the_others() -> None:
     for _ in range(3):
         pool.submit(done.release)
     for _ in range(3):
-        assert done.acquire(timeout=10)
+        assert done.acquire(timeout=60)
     pool.close()

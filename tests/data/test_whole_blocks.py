@@ -31,11 +31,10 @@ class Prefetching:
             world.put(number)
 
     def made(self, threads: int = 1) -> WholeBlocks:
-        runtime = RUNTIME
         found = WholeBlocks(
-            runtime, self.world.blocks, self.world.budget, threads, lambda: self.complaints
+            RUNTIME, self.world.blocks, self.world.budget, threads, lambda: self.complaints
         )
-        found._clock = lambda: runtime.monotonic() + self.late_s
+        found._clock = lambda: self.late_s
         self.world.blocks.on_range = found.ask
         return found
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 
 from fsdata.obj_mem import MemObjects
@@ -13,9 +10,11 @@ from fsdata.wrap import Backoff, Retrying
 from fsdata.wrap_pace import Adaptive, Limited
 from fsdata.wrap_shards import HASH_PREFIXES, Sharded, hashed
 from fsmeta.errors import ObjectMissing, Unavailable
-from fsmeta.runtime import SystemRuntime
+from fsmeta.runtime import Runtime, SystemRuntime
 from tests.data.faults import FaultyObjects, unavailable
 from tests.data.test_objects import Clock
+from tests.sim.harness import simulate
+from tests.sim.scheduler import SimRuntime
 
 
 def throttled() -> Exception:
@@ -25,11 +24,11 @@ def throttled() -> Exception:
 class Narrow(MemObjects):
     """A store that turns away more than `room` requests at a time."""
 
-    def __init__(self, room: int) -> None:
-        super().__init__(SystemRuntime())
+    def __init__(self, runtime: Runtime, room: int) -> None:
+        super().__init__(runtime)
         self.room = room
         self.now = self.turned_away = self.served = 0
-        self._counting = threading.Lock()
+        self._counting = runtime.lock()
 
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         with self._counting:
@@ -38,7 +37,7 @@ class Narrow(MemObjects):
             self.turned_away += refuse
             self.served += not refuse
         try:
-            time.sleep(0.002)
+            self._runtime.sleep(0.002)
             if refuse:
                 raise throttled()
             return super().get(key, begin, end)
@@ -101,26 +100,28 @@ def test_ranges_take_a_place_each_or_go_one_after_the_other() -> None:
 
 def test_many_clients_settle_at_what_a_store_can_do() -> None:
     """Sixteen threads against a store for three: nobody fails, and few are turned away."""
-    runtime = SystemRuntime()
-    narrow = Narrow(3)
-    narrow.put("k", (b"v",))
-    adaptive = Adaptive(runtime, narrow, 64)
-    store = Retrying(runtime, adaptive, Backoff(0.001, 0.01, 60.0))
 
-    def work() -> None:
-        for _ in range(40):
-            assert store.get("k") == b"v"
+    def body(sim: SimRuntime) -> None:
+        narrow = Narrow(sim, 3)
+        narrow.put("k", (b"v",))
+        adaptive = Adaptive(sim, narrow, 64)
+        store = Retrying(sim, adaptive, Backoff(0.001, 0.01, 60.0))
 
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert narrow.served == 16 * 40
-    assert narrow.turned_away < narrow.served / 2
-    assert adaptive.window().size < 16
-    assert adaptive.window().throttled == narrow.turned_away > 0
-    assert store.repeats() == narrow.turned_away
+        def work() -> None:
+            for _ in range(40):
+                assert store.get("k") == b"v"
+
+        threads = [sim.spawn(f"client-{n}", work) for n in range(16)]
+        for thread in threads:
+            thread.join()
+        assert narrow.served == 16 * 40
+        assert narrow.turned_away < narrow.served / 2
+        assert adaptive.window().size < 16
+        assert adaptive.window().throttled == narrow.turned_away > 0
+        assert store.repeats() == narrow.turned_away
+
+    for seed in range(5):
+        simulate(seed, body)
 
 
 def test_limits_are_kept_to_the_byte() -> None:
