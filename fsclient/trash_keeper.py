@@ -3,6 +3,9 @@
 What is in the trash counts against the volume's limits. So that deleting helps where a volume is
 full, the oldest hours go early from FULL on, until it is filled to ROOMY or the trash is empty.
 
+A client may put things into any hour, for its clock may be wrong. So an hour that is empty is
+looked at again after FORGET_S, and forgotten if nobody has noted meanwhile that it is used.
+
 Threading: the leader's.
 """
 
@@ -14,14 +17,13 @@ from typing import Final
 from fsmeta.engine import Meta
 from fsmeta.runtime import Runtime
 from fsmeta.trash import hour_at
-from fsmeta.trash_hours import expire, hours
+from fsmeta.trash_hours import FORGET_S, expire, forget, hours
 from fsmeta.types import Ino
 
 LOOK_EVERY_S: Final = 10.0
 FULL: Final = 0.95  # of a limit
 ROOMY: Final = 0.90
 HOURS_A_DAY: Final = 24
-EMPTY_HOURS_AGO: Final = 2  # an empty hour is forgotten when no clock can be in it any more
 
 
 class TrashKeeper:
@@ -32,6 +34,7 @@ class TrashKeeper:
         self._runtime = runtime
         self._stopping = stopping
         self._looked = -LOOK_EVERY_S
+        self._emptied: dict[Ino, tuple[bytes, float]] = {}  # what was noted of it then, and when
         self.expired = 0  # inodes
 
     def turn(self) -> None:
@@ -42,28 +45,40 @@ class TrashKeeper:
         self._looked = now
         current = hour_at(self._runtime.now_ns())
         kept = HOURS_A_DAY * self._meta.format.trash_days
-        for hour in hours(self._meta):
-            if hour + kept < current:
-                self._empty(hour, lambda: False)
+        found = hours(self._meta)
+        for hour in self._emptied.keys() - found.keys():
+            del self._emptied[hour]
+        for hour, noted in found.items():
+            if hour + kept < current and not self._is_known_empty(hour, noted):
+                self._empty(hour, noted, lambda: False)
         if self._filled() < FULL:
             return
-        for hour in hours(self._meta):
+        for hour, noted in found.items():
             if self._filled() < ROOMY:
                 return
-            self._empty(hour, lambda: self._filled() < ROOMY)
+            self._empty(hour, noted, lambda: self._filled() < ROOMY)
 
-    def _empty(self, hour: Ino, enough: Callable[[], bool]) -> None:
+    def _empty(self, hour: Ino, noted: bytes, enough: Callable[[], bool]) -> None:
         """Delete what is in an hour's directory, a page at a time."""
         while not self._stopping() and not enough():
-            if hour + EMPTY_HOURS_AGO > hour_at(self._runtime.now_ns()) and not self._any(hour):
-                return
             count = expire(self._meta, hour)
             self.expired += count
             if not count:
+                self._forget(hour, noted)
                 return
 
-    def _any(self, hour: Ino) -> bool:
-        return bool(self._meta.names(hour)[0])
+    def _is_known_empty(self, hour: Ino, noted: bytes) -> bool:
+        was_noted, when = self._emptied.get(hour, (b"", 0.0))
+        return was_noted == noted and self._runtime.monotonic() - when < FORGET_S
+
+    def _forget(self, hour: Ino, noted: bytes) -> None:
+        """An hour was empty: it is not listed any more, once nobody has noted it for long."""
+        if self._is_known_empty(hour, noted):
+            return
+        if self._emptied.get(hour, (b"", 0.0))[0] != noted:
+            self._emptied[hour] = noted, self._runtime.monotonic()
+        elif forget(self._meta, hour, noted):
+            del self._emptied[hour]
 
     def _filled(self) -> float:
         """How full the volume is, by the limit that is nearest."""

@@ -66,7 +66,7 @@ class Meta:
         self.locks = LockVerbs(self.transactor, lambda: self.sessions.own)
         self.deletion = DeletionVerbs(self.transactor, lambda: self.sessions.own)
         self.ranges = RangeVerbs(self._run, self.transactor)
-        self._bin = Bin()
+        self._bin = Bin(runtime.monotonic)
         self._inos = IdSupply(self.transactor, runtime, schema.NEXT_INO, INO_BATCH)
         slices = IdSupply(self.transactor, runtime, schema.NEXT_SLICE, SLICE_BATCH)
         self.slices = SliceIds(runtime, slices)
@@ -104,13 +104,19 @@ class Meta:
 
     def _remove(self, verb: Callable[..., T], caller: Caller, *args: object) -> T:
         """`_run` of a verb by which something may lose its last name."""
-        now_ns, binned = self._now_ns(), self._bin.env
+        now_ns, begun = self._now_ns(), self._bin.clock()
+        env = Env(caller, now_ns, *self._rules)
 
         def removal(txn: Txn) -> T:
+            nonlocal env
             env = Env(caller, now_ns, *self._rules)
-            return verb(txn, binned(env) if self.format.trash_days else env, *args)
+            if self.format.trash_days:
+                env = self._bin.env(env)
+            return verb(txn, env, *args)
 
-        return self._bin.noted(self.transactor.run(removal, (verb, caller, now_ns, args)))
+        result = self.transactor.run(removal, (verb, caller, now_ns, args))
+        self._bin.committed(env, begun, result)
+        return result
 
     # --- settings --------------------------------------------------------------------------------
 

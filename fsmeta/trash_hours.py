@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
 from fsmeta.engine import Meta
+from fsmeta.engine_trash import NOTE_S
 from fsmeta.ops import remove, trash
 from fsmeta.trash import hour_name
 from fsmeta.types import ROOT_CALLER, Dentry, FileType, Ino
 
+FORGET_S: Final = 6 * NOTE_S  # notes are that old at most, when commits take no longer than five
 _EXPIRE_BATCH: Final = 100  # inodes a commit
 
 
-def hours(meta: Meta) -> list[Ino]:
-    """The directories in the trash, the oldest first."""
+def hours(meta: Meta) -> dict[Ino, bytes]:
+    """The directories in the trash, the oldest first, and what was noted of each."""
     return meta.run(trash.hours, ROOT_CALLER)
 
 
@@ -33,6 +36,17 @@ def expire(meta: Meta, hour: Ino) -> int:
     for begin in range(0, len(names), _EXPIRE_BATCH):
         batch = names[begin : begin + _EXPIRE_BATCH]
         meta.run(remove.expire, ROOT_CALLER, hour, batch)
-    if not names:
-        meta.run(trash.forget_hour, ROOT_CALLER, hour)
     return len(names)
+
+
+def forget(meta: Meta, hour: Ino, noted: bytes) -> bool:
+    """An hour is empty, and nobody puts anything there: whether it is not listed any more.
+
+    Who says so has seen `noted` for FORGET_S, by a clock that does not jump.
+    """
+    try:
+        return meta.run(trash.forget_hour, ROOT_CALLER, hour, noted)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False

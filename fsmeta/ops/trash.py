@@ -34,14 +34,15 @@ def put_away(txn: Txn, env: Env, attr: Attr, parent: Ino, name: bytes) -> Attr:
         txn.put(row, schema.ORIGIN_FIELD, name)
     put_dentry(txn, env.trash, entry_name(origin), attr.type, attr.ino)
     if env.trash_is_new:
-        txn.put(schema.TRASH, schema.pack_u64(env.trash), b"1")
+        txn.put(schema.TRASH, schema.pack_u64(env.trash), schema.pack_u64(env.now_ns))
     return kept
 
 
-def hours(txn: Txn, env: Env) -> list[Ino]:
-    """The directories in the trash, the oldest first."""
+def hours(txn: Txn, env: Env) -> dict[Ino, bytes]:
+    """The directories in the trash, the oldest first, and what was noted of each."""
     del env
-    return sorted(Ino(schema.id_of(field)) for field in txn.get_row(schema.TRASH))
+    fields = txn.get_row(schema.TRASH)
+    return {Ino(schema.id_of(field)): fields[field] for field in sorted(fields)}
 
 
 def origin_name(txn: Txn, env: Env, ino: Ino, entry: bytes) -> bytes:
@@ -62,8 +63,14 @@ def still_there(txn: Txn, hour: Ino, names: Sequence[Dentry]) -> list[tuple[byte
     return found
 
 
-def forget_hour(txn: Txn, env: Env, hour: Ino) -> None:
-    """The directory of an hour is empty and stays so. Raises: ENOTEMPTY."""
+def forget_hour(txn: Txn, env: Env, hour: Ino, noted: bytes) -> bool:
+    """The directory of an hour stays empty; False if `noted` is not what was noted of it last.
+
+    Raises: ENOTEMPTY.
+    """
     del env
+    if txn.get(schema.TRASH, schema.pack_u64(hour)) != noted:
+        return False
     txn.require_empty(schema.dir_row(hour))
     txn.delete(schema.TRASH, schema.pack_u64(hour))
+    return True

@@ -9,9 +9,12 @@ from functools import partial
 import pytest
 
 from fsclient.restore import Outcome, Restorer, Trashed
+from fsclient.trash_keeper import LOOK_EVERY_S, TrashKeeper
+from fsmeta import accounting
 from fsmeta.check import check
 from fsmeta.engine import Meta
 from fsmeta.ops.rename import EXCHANGE, NOREPLACE, Place
+from fsmeta.runtime import SystemRuntime
 from fsmeta.trash import (
     HOUR_NS,
     TRASH_INO,
@@ -23,7 +26,7 @@ from fsmeta.trash import (
     is_cut,
     origin_of,
 )
-from fsmeta.trash_hours import expire, hours
+from fsmeta.trash_hours import FORGET_S, expire, hours
 from fsmeta.types import NO_PARENT, ROOT_CALLER, ROOT_INO, Caller, FileType, Ino, Slice
 from tests.meta.engines import RUNTIME, Engine
 from tests.outcome import errno_of
@@ -150,14 +153,14 @@ def test_it_expires_and_its_space_comes_back(engine: Engine) -> None:
     for hour in hours(meta):
         while expire(meta, hour):
             pass
-    assert hours(meta) == []
+    assert _here(meta) == []
     assert meta.statfs() == before
     assert len(meta.deletion.orphans(1000)) == 250
     meta.create(ROOT, ROOT_INO, b"next", 0o100644)
 
 
 def test_clients_that_meet_in_a_fresh_hour_do_not_conflict(engine: Engine) -> None:
-    """Each lists it the first time, with the same value."""
+    """Each lists it the first time."""
     one, two = _client(engine), _client(engine)
     for meta in (one, two):
         for number in range(3):
@@ -166,6 +169,52 @@ def test_clients_that_meet_in_a_fresh_hour_do_not_conflict(engine: Engine) -> No
             meta.unlink(ROOT, ROOT_INO, name)
     assert len(_here(one)) == 6
     assert one.transactor.counters.conflicts == two.transactor.counters.conflicts == 0
+
+
+class Clocks(SystemRuntime):
+    """A host whose clocks are where the test wants them."""
+
+    def __init__(self, behind_ns: int = 0) -> None:
+        super().__init__()
+        self.passed_s = 0.0
+        self.now_ns = lambda: RUNTIME.now_ns() - behind_ns
+        self.monotonic = lambda: RUNTIME.monotonic() + self.passed_s
+
+
+def test_a_clock_that_is_behind_loses_nothing_in_the_trash(engine: Engine) -> None:
+    """What its client deletes goes where others have emptied the trash long ago, and expires."""
+    clocks, late = Clocks(), Clocks(behind_ns=48 * HOUR_NS)
+    accounting.change_settings(engine.meta(), lambda now: now._replace(trash_days=1))
+    store = engine.open()
+    leader, client = Meta(store, clocks), Meta(engine.open(), late)
+    keeper = TrashKeeper(leader, clocks, lambda: False)
+
+    def delete(name: bytes) -> None:
+        client.create(ROOT, ROOT_INO, name, 0o100644)
+        client.unlink(ROOT, ROOT_INO, name)
+        assert len(_here(leader)) == 1
+
+    def later(seconds: float) -> None:
+        clocks.passed_s += seconds
+        late.passed_s += seconds
+        keeper.turn()
+        assert check(store).problems == []
+
+    delete(b"noted")
+    later(LOOK_EVERY_S)
+    assert _here(leader) == []
+    assert len(hours(leader)) == 1
+    delete(b"right after it, so it is not noted")
+    later(FORGET_S)
+    assert _here(leader) == []
+    delete(b"noted again")
+    later(LOOK_EVERY_S)
+    assert _here(leader) == []
+    later(FORGET_S)
+    assert hours(leader) == {}
+    delete(b"noted, for it is long ago")
+    later(LOOK_EVERY_S)
+    assert keeper.expired == 4
 
 
 @pytest.mark.parametrize("engine", ["redis"], indirect=True)
