@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what is in background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # so are not those whom we start
     RedisServer.program = config.getoption("--redis-server") or RedisServer.program
 
 

@@ -85,7 +85,8 @@ def _resolved(mountpoint: str) -> str:
 def _server(info: kernel.MountInfo) -> int | None:
     """The process that serves the mount; None where that can't be told."""
     try:
-        return kernel.find_server(info) or int(_ask_config(info.mountpoint)["pid"])
+        found = kernel.find_servers(info)
+        return found[0] if len(found) == 1 else int(_ask_config(info.mountpoint)["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

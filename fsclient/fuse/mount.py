@@ -172,10 +172,14 @@ def parse_mountinfo(line: str) -> MountInfo:
     )
 
 
-def find_server(info: MountInfo) -> int | None:
-    """The process that serves a mount, found without asking it; None before Linux 6.11 or so, and
-    where we may not look at it.
+def find_servers(info: MountInfo) -> list[int]:
+    """The processes that may serve a mount, found without asking it: mostly one.
+
+    None before Linux 6.11 or so, and where we may not look at it. More than one where a mount has
+    gone and its client not yet: the number of the connection, which is all that we see, may have
+    been given to another mount since.
     """
+    found = []
     wanted = f"fuse_connection:\t{info.device.partition(':')[2]}\n"
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -183,10 +187,11 @@ def find_server(info: MountInfo) -> int | None:
                 if os.readlink(f"/proc/{pid}/fd/{fd}") == DEVICE:
                     with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as lines:
                         if wanted in lines:
-                            return int(pid)
+                            found.append(int(pid))
+                            break
         except OSError:
             continue  # it has ended, or is another user's
-    return None
+    return found
 
 
 def find_holders(info: MountInfo) -> dict[int, Holder]:

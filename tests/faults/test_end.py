@@ -128,6 +128,23 @@ def test_umount_of_a_dead_and_of_a_stopped_client(embedded: Volume) -> None:
     embedded.end()
 
 
+def test_umount_waits_for_who_serves_the_mount(embedded: Volume) -> None:
+    """Not for a client that is still leaving, whose mount had the same number, which was free."""
+    embedded.format()
+    leaving = embedded.mount()
+    os.kill(leaving.pid, signal.SIGSTOP)
+    try:
+        succeed("umount", "--lazy", leaving.path)
+        mount = embedded.mount(name="next")
+        (mount.path / "file").write_text("data")
+        succeed("umount", mount.path)
+        assert mount.has_ended()
+    finally:
+        os.kill(leaving.pid, signal.SIGCONT)
+    wait_until("the other client ends", END_S, leaving.has_ended)
+    embedded.end()
+
+
 # Of the mounts that other tests have at the same time it keeps no copies.
 _ELSEWHERE = """
 findmnt -rn -t fuse.slicefs -o TARGET | grep -v "^$1/" | xargs -r umount -l
