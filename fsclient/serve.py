@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Final, NamedTuple
 
@@ -159,7 +160,7 @@ def _serve_mounted(
         _obey_flags(client, mounted.mountpoint)
         client.metrics.add(lambda: operation_numbers(session.snapshot()))
         client.metrics.add(idle.numbers)
-        _end_on_signal(session, mounted.mountpoint, runtime)
+        ending = Ending(session, mounted.mountpoint, runtime)
     except BaseException:
         kernel.umount(mounted.mountpoint, lazy=True)
         client.stop()
@@ -168,6 +169,7 @@ def _serve_mounted(
     testament = Testament(_log_place(request))
     teller.ready()
     session.wait()
+    ending.finish()
     with telling(runtime, client.unstored_bytes):
         client.stop()
     lost = client.lost
@@ -221,36 +223,55 @@ def _fail_on_signal() -> None:
         signal.signal(number, on_signal)
 
 
-def _end_on_signal(session: Session, mountpoint: str, runtime: Runtime) -> None:
+class Ending:
     """The signals that end programs unmount; a mount in use is detached when nobody is served.
 
     What others hold of it in mount namespaces of their own is left without a client.
-    """
-    ending = False
-    info = kernel.find_mount(mountpoint)
 
-    def end() -> None:
+    A signal may come to any thread, and Python calls handlers in the main thread, when that runs
+    again: it waits for the session, which does not end. So signals are read from a pipe.
+    """
+
+    def __init__(self, session: Session, mountpoint: str, runtime: Runtime) -> None:
+        self._session = session
+        self._mountpoint = mountpoint
+        self._info = kernel.find_mount(mountpoint)
+        self._begun = False
+        self._done = runtime.event()
+        told, tell = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(tell, False)
+        signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+        for number in _ENDING:
+            signal.signal(number, lambda _number, _frame: None)
+        runtime.spawn("signals", partial(self._listen, told))
+
+    def finish(self) -> None:
+        """The session has ended: return when what a signal has begun is done."""
+        if self._begun:
+            self._done.wait()
+
+    def _listen(self, told: int) -> None:
+        while (number := os.read(told, 1)[0]) not in _ENDING:
+            pass
+        self._begun = True
+        log.info("%s: unmounting", signal.Signals(number).name)
         try:
-            if kernel.find_mount(mountpoint) == info:
-                kernel.umount(mountpoint)
+            self._unmount()
+        finally:
+            self._done.set()
+
+    def _unmount(self) -> None:
+        try:
+            if kernel.find_mount(self._mountpoint) == self._info:
+                kernel.umount(self._mountpoint)
         except ConfigError as error:
             log.warning("%s; detaching it", error)
-            session.stop()
-            session.wait()  # its workers are woken through the mount, so detaching comes after
-            _detach(mountpoint)
+            self._session.stop()
+            self._session.wait()  # its workers are woken through the mount: detached after that
+            _detach(self._mountpoint)
             return
-        if info is not None and not session.wait(LEAVE_S):
-            _leave_holder(session, info)
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        nonlocal ending
-        if not ending:
-            ending = True
-            log.info("%s: unmounting", signal.Signals(number).name)
-            runtime.spawn("unmount", end)
-
-    for number in _ENDING:
-        signal.signal(number, on_signal)
+        if self._info is not None and not self._session.wait(LEAVE_S):
+            _leave_holder(self._session, self._info)
 
 
 def _leave_holder(session: Session, info: kernel.MountInfo) -> None:

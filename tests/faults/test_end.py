@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -30,6 +31,7 @@ from tests.faults.program import (
 pytestmark = needs_mounts
 
 END_S = 60.0
+_TGKILL = {"x86_64": 234, "aarch64": 131}[os.uname().machine]
 GONE = (errno.ECONNABORTED, errno.ENOTCONN)
 
 
@@ -42,6 +44,21 @@ def test_signal_unmounts(embedded: Volume, number: signal.Signals) -> None:
     wait_until("the client ends", END_S, mount.has_ended)
     assert not is_mounted(mount.path)
     assert any(f"{number.name}: unmounting" in line for line in embedded.log_lines())
+    assert (embedded.mount().path / "file").read_text() == "data"
+    embedded.end()
+
+
+def test_a_signal_that_another_thread_takes(embedded: Volume) -> None:
+    """The kernel chooses which; the main thread sleeps on."""
+    embedded.format()
+    mount = embedded.mount()
+    (mount.path / "file").write_text("data")
+    threads = sorted(int(name) for name in os.listdir(f"/proc/{mount.pid}/task"))
+    assert threads[0] == mount.pid
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.syscall(_TGKILL, mount.pid, threads[-1], signal.SIGTERM) == 0
+    wait_until("the client ends", END_S, mount.has_ended)
+    assert not is_mounted(mount.path)
     assert (embedded.mount().path / "file").read_text() == "data"
     embedded.end()
 
