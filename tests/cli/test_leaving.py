@@ -24,6 +24,37 @@ for left in sys.argv[1:]:
     print(flush=True)
     sys.stdin.readline()
 """
+ENDING = """
+import os, signal, threading, time
+from fsclient import serve
+from fsclient.fuse import mount as kernel
+from fsmeta.errors import ConfigError
+from fsmeta.runtime import SystemRuntime
+
+stopped, detached = threading.Event(), []
+
+class Session:
+    def stop(self, through=None):
+        stopped.set()
+
+    def wait(self, seconds=None):
+        return stopped.wait(seconds)
+
+def umount(path, lazy=False):
+    if not lazy:
+        raise ConfigError("it is in use")
+    time.sleep(0.5)
+    detached.append(path)
+
+kernel.find_mount = lambda path: path
+kernel.umount = umount
+session = Session()
+ending = serve.Ending(session, "/mnt", SystemRuntime())
+os.kill(os.getpid(), signal.SIGTERM)
+session.wait()
+ending.finish()
+print(detached)
+"""
 STEP_S = 0.4
 
 
@@ -107,3 +138,9 @@ def test_a_mount_tells_what_it_has_left(embedded: Volume) -> None:
     mount = embedded.mount()
     assert (mount.path / "file").read_bytes() == data
     embedded.end("detaching it")
+
+
+def test_a_client_that_a_signal_ends_detaches_its_mount_before_it_goes() -> None:
+    words = [sys.executable, "-c", ENDING]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "['/mnt']\n"), done.stderr

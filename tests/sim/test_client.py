@@ -14,7 +14,7 @@ import pytest
 
 from fsclient import compactor, leader, trash_keeper
 from fsdata import geometry
-from fsmeta import trash
+from fsmeta import engine_trash, trash
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
 from tests.sim.disks import SimDisks
@@ -60,6 +60,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     # the trash has days of one hour, which lasts longer than a lease
     monkeypatch.setattr(trash, "HOUR_NS", 90 * 10**9)
     monkeypatch.setattr(trash_keeper, "HOURS_A_DAY", 1)
+    monkeypatch.setattr(engine_trash, "NOTE_S", 15.0)
+    monkeypatch.setattr(trash_keeper, "FORGET_S", 90.0)
 
 
 def _loads(dice: random.Random) -> list[Load]:
