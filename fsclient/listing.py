@@ -139,7 +139,7 @@ class Listing:
         with self._lock:
             self._pages.clear()
             self._forget()
-            page = self._keep(Extent(self._ino, b"", end), names, whole=end is None)
+            page = self._keep(Extent(self._ino, b"", end), names, _WHOLE if end is None else None)
             cookies = [*range(1, len(dots) + 1), *page.cookies]
             self._begin = page._replace(cookies=cookies, names=[*dots, *page.names])
 
@@ -185,7 +185,7 @@ class Listing:
                         return page
         names, end = self._read(begin)
         with self._lock:
-            return self._keep(Extent(self._ino, begin, end), names, number=number)
+            return self._keep(Extent(self._ino, begin, end), names, number)
 
     def _read_whole(self) -> _Page | None:
         """All names of a directory that was small; None where it is not any more."""
@@ -198,20 +198,19 @@ class Listing:
             if len(found) > WHOLE_MAX:
                 return None
         with self._lock:
-            return self._keep(Extent(self._ino, b"", None), list(found.values()), whole=True)
+            return self._keep(Extent(self._ino, b"", None), list(found.values()), _WHOLE)
 
-    def _keep(
-        self, extent: Extent, names: list[Dentry], *, whole: bool = False, number: int | None = None
-    ) -> _Page:
-        """Remember a page that has been read. The caller holds the lock."""
-        if whole:
-            number = _WHOLE
-        else:
+    def _keep(self, extent: Extent, names: list[Dentry], number: int | None) -> _Page:
+        """Remember a page that has been read, by default with a number of its own.
+
+        The caller holds the lock.
+        """
+        if number != _WHOLE:
             names = self._fresh(extent, names)
             number = number or self._known.number(extent)
         page = _Page(extent, *_in_order(number, names))
         self._put(number, page)
-        if not whole:
+        if number != _WHOLE:
             self._known.keep(number, page)
         return page
 

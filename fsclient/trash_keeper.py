@@ -68,16 +68,19 @@ class TrashKeeper:
                 return
 
     def _is_known_empty(self, hour: Ino, noted: bytes) -> bool:
+        return 0 <= self._empty_s(hour, noted) < FORGET_S
+
+    def _empty_s(self, hour: Ino, noted: bytes) -> float:
+        """How long ago an hour was empty that was noted last as it is now; -1: it was not."""
         was_noted, when = self._emptied.get(hour, (b"", 0.0))
-        return was_noted == noted and self._runtime.monotonic() - when < FORGET_S
+        return self._runtime.monotonic() - when if was_noted == noted else -1.0
 
     def _forget(self, hour: Ino, noted: bytes) -> None:
         """An hour was empty: it is not listed any more, once nobody has noted it for long."""
-        if self._is_known_empty(hour, noted):
-            return
-        if self._emptied.get(hour, (b"", 0.0))[0] != noted:
+        empty_s = self._empty_s(hour, noted)
+        if empty_s < 0:
             self._emptied[hour] = noted, self._runtime.monotonic()
-        elif forget(self._meta, hour, noted):
+        elif empty_s >= FORGET_S and forget(self._meta, hour, noted):
             del self._emptied[hour]
 
     def _filled(self) -> float:

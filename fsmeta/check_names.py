@@ -147,7 +147,8 @@ class _Judge:
         elif not self._notes.has("hour", ino):
             self._report(ino, "has names in the trash and is not listed")
             said = "an hour of the trash was not listed: it is, and will expire"
-            self._notes.mend(Stage.TABLES, schema.TRASH, schema.pack_u64(ino), b"1", said)
+            never = schema.pack_u64(0)
+            self._notes.mend(Stage.TABLES, schema.TRASH, schema.pack_u64(ino), never, said)
 
     def end(self) -> None:
         """There are no more inodes."""

@@ -104,18 +104,17 @@ class Meta:
 
     def _remove(self, verb: Callable[..., T], caller: Caller, *args: object) -> T:
         """`_run` of a verb by which something may lose its last name."""
-        now_ns, begun = self._now_ns(), self._bin.clock()
-        env = Env(caller, now_ns, *self._rules)
+        now_ns = self._now_ns()
+        place = self._bin.place(now_ns)
 
         def removal(txn: Txn) -> T:
-            nonlocal env
             env = Env(caller, now_ns, *self._rules)
             if self.format.trash_days:
-                env = self._bin.env(env)
+                env = env._replace(trash=place.hour, trash_is_new=place.is_new)
             return verb(txn, env, *args)
 
         result = self.transactor.run(removal, (verb, caller, now_ns, args))
-        self._bin.committed(env, begun, result)
+        self._bin.committed(place, result)
         return result
 
     # --- settings --------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
-from fsmeta.ops.inode import Env
 from fsmeta.ops.rename import Renamed
 from fsmeta.trash import hour_at, is_trash
 from fsmeta.types import NO_PARENT, Attr, Ino
@@ -20,21 +19,28 @@ from fsmeta.types import NO_PARENT, Attr, Ino
 NOTE_S: Final = 600.0
 
 
+class Place(NamedTuple):
+    """Where what loses its last name goes."""
+
+    hour: Ino
+    is_new: bool  # the commit is to note the hour
+    chosen_s: float
+
+
 class Bin:
     """See the module."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self._noted: tuple[Ino, float] = NO_PARENT, -inf  # an hour, and when; replaced whole
+        self._clock = clock
+        self._noted = Place(NO_PARENT, True, -inf)  # the last one that was; replaced whole
 
-    def env(self, env: Env) -> Env:
-        """What a verb is told by which something may lose its last name."""
-        hour = hour_at(env.now_ns)
-        noted, when = self._noted
-        return env._replace(trash=hour, trash_is_new=hour != noted or self.clock() - when >= NOTE_S)
+    def place(self, now_ns: int) -> Place:
+        """For a verb that begins now."""
+        hour, now, noted = hour_at(now_ns), self._clock(), self._noted
+        return Place(hour, hour != noted.hour or now - noted.chosen_s >= NOTE_S, now)
 
-    def committed(self, env: Env, begun: float, result: object) -> None:
-        """Such a verb has been committed, with `env`; it was begun then."""
+    def committed(self, place: Place, result: object) -> None:
+        """Such a verb has been committed; it may have put something there."""
         left = result.replaced if isinstance(result, Renamed) else result
-        if env.trash_is_new and isinstance(left, Attr) and is_trash(left.parent):
-            self._noted = left.parent, begun
+        if place.is_new and isinstance(left, Attr) and is_trash(left.parent):
+            self._noted = place

@@ -18,7 +18,7 @@ from fsmeta.store import Store
 from tests.ceph_cluster import CephCluster, short_directory
 from tests.redis_server import RedisServer
 from tests.redis_sets import Cluster
-from tests.tikv_server import TikvServer, failure, is_built, why_not
+from tests.tikv_server import TikvServer, failure, is_built, serving, why_not
 
 # How long an example takes says nothing on a machine that has other work to do.
 settings.register_profile("slicefs", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -150,11 +150,7 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
 @pytest.fixture(scope="session")
 def tikv_cluster() -> Iterator[TikvServer]:
     """A TiKV for all tests; see `tikv_server`."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with TikvServer() as server:
-        yield server
+    yield from serving()
 
 
 @pytest.fixture

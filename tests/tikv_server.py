@@ -16,9 +16,12 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from urllib.request import Request, urlopen
+
+import pytest
 
 SOURCES = Path(__file__).parent / "tikvsim"
 BUILD_S = 1500.0
@@ -144,3 +147,11 @@ class TikvServer:
     ) -> None:
         assert self._process is not None
         self._process.communicate(timeout=60)  # it ends with its input
+
+
+def serving() -> Iterator[TikvServer]:
+    """The body of a fixture: a server, or tests are skipped."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with TikvServer() as server:
+        yield server

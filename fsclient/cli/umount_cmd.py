@@ -39,10 +39,11 @@ def umount(mountpoint: str, lazy: bool, as_json: bool) -> int:
     info = kernel.find_mount(mountpoint) or kernel.find_mount(_resolved(mountpoint))
     if info is None or info.fstype != kernel.FUSE_TYPE:
         raise ConfigError(f"{mountpoint} is not a SliceFS mount: see `findmnt -t fuse.slicefs`")
-    pid = None if lazy else _server(info)
+    config = {} if lazy else _ask_config(info.mountpoint)
+    pid = None if lazy else _server(info, config)
     watch = None if pid is None else _watch(pid)
     said = None if watch is None or pid is None else open_testament(pid)
-    staging = None if lazy else _ask_config(info.mountpoint).get("staging")
+    staging = config.get("staging")
     try:
         others = kernel.find_holders(info).keys() - {info.id}  # which is given away at once, too
         kernel.umount(info.mountpoint, lazy)
@@ -82,13 +83,11 @@ def _resolved(mountpoint: str) -> str:
     return os.path.realpath(mountpoint)
 
 
-def _server(info: kernel.MountInfo) -> int | None:
-    """The process that serves the mount; None where that can't be told."""
-    try:
-        found = kernel.find_servers(info)
-        return found[0] if len(found) == 1 else int(_ask_config(info.mountpoint)["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _server(info: kernel.MountInfo, config: dict[str, Any]) -> int | None:
+    """The process that serves the mount, which says `config`; None where that can't be told."""
+    found = kernel.find_servers(info)
+    pid = found[0] if len(found) == 1 else config.get("pid")
+    return pid if isinstance(pid, int) else None
 
 
 def _watch(pid: int) -> int | None:

@@ -30,7 +30,7 @@ from fsmeta.tikv_link import TikvLink, Transaction, WriteConflict
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.meta.engines import RUNTIME, Engine, add, change
 from tests.meta.hoarder import PAGE, USER, fill
-from tests.tikv_server import TikvServer, why_not
+from tests.tikv_server import TikvServer, serving
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("engine", ["tikv"], indirect=True)
@@ -41,11 +41,7 @@ DEEP = 3
 @pytest.fixture(scope="module")
 def tikv_cluster() -> Iterator[TikvServer]:
     """A server of this file's own: nobody who was here before still asks it for anything."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with TikvServer() as server:
-        yield server
+    yield from serving()
 
 
 @pytest.fixture

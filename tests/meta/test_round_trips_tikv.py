@@ -15,7 +15,7 @@ from fsmeta.engine import Meta
 from fsmeta.ops.rename import EXCHANGE, Place
 from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
-from tests.tikv_server import TikvServer, why_not
+from tests.tikv_server import TikvServer, serving
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("engine", ["tikv"], indirect=True)
@@ -33,11 +33,7 @@ QUIET_S = 0.1  # a request takes a hundredth of it
 @pytest.fixture(scope="module")
 def tikv_cluster() -> Iterator[TikvServer]:
     """A server of this file's own: nobody who was here before still asks it for anything."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with TikvServer() as server:
-        yield server
+    yield from serving()
 
 
 class Client:

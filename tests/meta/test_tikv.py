@@ -19,7 +19,7 @@ from fsmeta.types import ROOT_CALLER as ROOT
 from fsmeta.types import ROOT_INO, Ino, Usage
 from tests.meta.engines import RUNTIME, Engine, add, change, dump
 from tests.meta.sessions import FENCE, A, B, fenced, outcome_of, put
-from tests.tikv_server import TikvServer, why_not
+from tests.tikv_server import TikvServer, serving
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("engine", ["tikv"], indirect=True)
@@ -30,11 +30,7 @@ GATHER_MS = 20  # while one commit is written the others come together
 @pytest.fixture(scope="module")
 def tikv_cluster() -> Iterator[TikvServer]:
     """A server of this file's own: nobody who was here before still asks it for anything."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with TikvServer() as server:
-        yield server
+    yield from serving()
 
 
 def _at_once(server: TikvServer, *works: tuple[Store, Commit]) -> list[str]:
