@@ -19,9 +19,9 @@ from fsmeta.runtime import Runtime
 from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, Record, RowPage, Store
 
 BUSY_TIMEOUT_MS: Final = 5000  # how long one commit waits for another process's
-# A checkpoint writes each changed page once, whatever the number of commits that changed it, and syncs
-# both files; the commit that it falls to waits. SQLite's own 1,000 pages are a hundred small files: on
-# a slow disk the syncs took longer than all else. 8,000 are 32 MiB of log, read again after a crash.
+# A checkpoint writes each changed page once, however many commits have changed it, and syncs both
+# files; the commit that it falls to waits. SQLite's own 1,000 pages are a hundred small files: on a
+# slow disk the syncs took longer than all else. 8,000 are 32 MiB of log, read again after a crash.
 CHECKPOINT_PAGES: Final = 8000
 _APPLICATION_ID: Final = 0x536C6346  # "SlcF", so that file(1) and we know the database
 _SCHEMA: Final = """
