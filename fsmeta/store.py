@@ -99,14 +99,20 @@ class Applied(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some fields of a row, and where the next page begins; no cursor means the end."""
+    """Some fields of a row, and where the next page begins; no cursor means the end.
+
+    Only the last page may be without fields: a first page that has none is an empty row.
+    """
 
     items: list[tuple[bytes, bytes]]
     cursor: bytes | None
 
 
 class RowPage(NamedTuple):
-    """Some rows of the store, and where the next page begins; no cursor means the end."""
+    """Some rows of the store, and where the next page begins; no cursor means the end.
+
+    Any page may be without rows: looking for the next one takes as long as the store is large.
+    """
 
     rows: list[bytes]
     cursor: bytes | None
