@@ -12,7 +12,7 @@ noted by `check` itself (`Remedy`); inodes are mended here. Memory is that of a 
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -26,6 +26,7 @@ from fsmeta.repair_snapshots import Shelves
 from fsmeta.schema_sessions import unpack_session
 from fsmeta.sealed import is_sealed, is_shelf
 from fsmeta.slices import covered
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.trash import is_trash
 from fsmeta.txn import Txn
 from fsmeta.types import (
@@ -118,8 +119,8 @@ class _Pass:
             yield from self._remedies(Stage.COUNTERS)
 
     def _commit(self, *writes: tuple[bytes, bytes | None, bytes | None]) -> None:
-        def verb(txn: Txn) -> None:
-            for row, field, value in writes:
+        def verb(txn: Txn, part: Sequence[tuple[bytes, bytes | None, bytes | None]]) -> None:
+            for row, field, value in part:
                 if field is None:
                     txn.delete_row(row)
                 elif value is None:
@@ -127,7 +128,8 @@ class _Pass:
                 else:
                     txn.put(row, field, value)
 
-        self._meta.transactor.run(verb)
+        for begin in range(0, len(writes), COMMIT_OPS_ENOUGH):
+            self._meta.transactor.run(partial(verb, part=writes[begin : begin + COMMIT_OPS_ENOUGH]))
         self._meta.cache.drop({row for row, _, _ in writes})
 
     def _remedies(self, stage: Stage) -> Iterator[str]:

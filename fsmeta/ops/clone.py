@@ -23,13 +23,12 @@ from fsmeta.ops.link import add_name
 from fsmeta.ops.remove import drop_root
 from fsmeta.schema_packing import is_open_segment
 from fsmeta.sealed import is_sealed
-from fsmeta.store import COMMIT_OPS_MAX
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.trash import TRASH_INO
 from fsmeta.txn import Txn
 from fsmeta.types import FLAGS_INHERITED, Attr, Caller, FileType, Ino, SessionId, SliceId, SliceKind
 
 CHILDREN_MAX: Final = 300  # of one step: their rows come in one request
-_OPS_ENOUGH: Final = COMMIT_OPS_MAX // 2  # of one commit; what is left of the step comes later
 NOBODY: Final = schema.pack_u64(0)  # a builder that is no session, so has ended
 _DEVICES: Final = (FileType.CHR, FileType.BLK)
 _USER_FIELDS: Final = schema.xattr_field(b"user.")
@@ -158,7 +157,7 @@ def children(
     rows = txn.get_rows([schema.inode_row(each.source) for each in wanted])
     taken = 0
     for child, fields in zip(wanted, rows, strict=True):
-        if len(txn.reads) + len(txn.writes) + len(uses) > _OPS_ENOUGH:
+        if txn.ops + len(uses) > COMMIT_OPS_ENOUGH:
             break
         taken += 1
         attr = _attr(txn, child.source, fields)

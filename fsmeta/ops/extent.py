@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fsmeta import access, quota, schema, schema_inode, schema_slices
@@ -16,6 +16,7 @@ from fsmeta.cache import Missing, RowCache
 from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
 from fsmeta.sealed import is_sealed
 from fsmeta.slices import covered
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.txn import Txn
 from fsmeta.types import (
     AT_END,
@@ -33,7 +34,7 @@ from fsmeta.types import (
 
 DROPS_A_FIELD: Final = 500  # of X: what the leader takes at once must fit into a commit
 CAPABILITY_FIELD: Final = schema.xattr_field(b"security.capability")
-CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps (COMMIT_OPS_MAX)
+CHUNKS_NAMED: Final = 1000  # as many are asked for by their names, more with the whole row
 
 
 def known_chunk(cache: RowCache, ino: Ino, index: int) -> list[Slice] | None:
@@ -166,8 +167,9 @@ def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:
     if size >= attr.size or not attr.used:
         return attr._replace(size=size)
     chunks = chunks_of(txn, attr, size // CHUNK_BYTES)
-    if len(chunks) > CHUNKS_A_COMMIT:
-        chunks = chunks[-CHUNKS_A_COMMIT:]
+    count = how_many_fit([value for _, value in reversed(chunks)])
+    if count < len(chunks):
+        chunks = chunks[-count:]
         size = chunks[0][0] * CHUNK_BYTES
     used = attr.used - _cut(txn, attr.ino, chunks, size)
     if attr.nlink:
@@ -186,12 +188,23 @@ def chunks_of(txn: Txn, attr: Attr, begin: int, end: int | None = None) -> list[
     row = schema.inode_row(attr.ino)
     last = (attr.size - 1) // CHUNK_BYTES + 1
     indexes = range(begin, last if end is None else min(end, last))
-    if len(indexes) <= CHUNKS_A_COMMIT:
+    if len(indexes) <= CHUNKS_NAMED:
         values = txn.get_many([(row, schema.chunk_field(index)) for index in indexes])
         return [(index, value) for index, value in zip(indexes, values, strict=True) if value]
     fields = txn.get_row(row)
     names = sorted(field for field in fields if field[:1] == b"c")
     return [(schema.id_of(name), fields[name]) for name in names if schema.id_of(name) in indexes]
+
+
+def how_many_fit(chunks: Iterable[bytes]) -> int:
+    """How many of these chunks, from the first one on, one commit can drop; at least one."""
+    ops = count = 0
+    for value in chunks:
+        if ops > COMMIT_OPS_ENOUGH:
+            break
+        ops += 3 + len(value) // (schema_slices.SLICE_BYTES * DROPS_A_FIELD)  # see `bury`
+        count += 1
+    return count
 
 
 def _cut(txn: Txn, ino: Ino, chunks: Sequence[tuple[int, bytes]], size: int) -> int:

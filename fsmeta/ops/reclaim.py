@@ -12,18 +12,17 @@ dropped it; `last_uses` tells.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from fsmeta import schema, schema_inode, schema_slices
 from fsmeta.ops.extent import bury
 from fsmeta.schema_packing import PACKED
 from fsmeta.schema_sessions import SessionRecord, unpack_session
-from fsmeta.store import Key
+from fsmeta.store import COMMIT_OPS_ENOUGH, Key
 from fsmeta.txn import Txn
 from fsmeta.types import Ino, SessionId, SliceId
 
 Drops: TypeAlias = Mapping[bytes, list[tuple[SliceId, int]]]  # by field of X
-CHUNKS_A_PURGE: Final = 800  # of one inode; a larger file takes several commits
 
 
 def take_lead(txn: Txn, sid: SessionId, believed_dead: SessionId | None) -> bool:
@@ -79,9 +78,8 @@ def next_round(txn: Txn, sid: SessionId) -> int | None:
 def purge(txn: Txn, inos: Sequence[Ino]) -> int:
     """Remove orphan inodes; their slices join the dead ones. Returns how many have yet to be done.
 
-    A file of very many chunks loses CHUNKS_A_PURGE of them in one call and stays an orphan.
+    A file of very many chunks, or slices, loses some of them in one call and stays an orphan.
     """
-    budget = CHUNKS_A_PURGE
     left = 0
     rows = txn.get_rows([schema.inode_row(ino) for ino in inos])
     for ino, fields in zip(inos, rows, strict=True):
@@ -90,19 +88,26 @@ def purge(txn: Txn, inos: Sequence[Ino]) -> int:
         txn.expect(row, schema.VOLATILE_FIELD, v)
         if a and v and schema_inode.unpack_inode(ino, a, v).nlink:
             continue  # link(2) has given it a name since
-        chunks = [field for field in fields if field[:1] == b"c"]
-        for field in chunks[:budget]:
-            txn.expect(row, field, fields[field])
-            bury(txn, schema_slices.unpack_slices(ino, schema.id_of(field), fields[field]))
-            txn.delete(row, field)
-        if len(chunks) > budget:
+        if not _bury_chunks(txn, ino, fields):
             left += 1
-            budget = 0
             continue
-        budget -= len(chunks)
         txn.delete_row(row)
         txn.delete(schema.ORPHANS, schema.pack_u64(ino))
     return left
+
+
+def _bury_chunks(txn: Txn, ino: Ino, fields: Mapping[bytes, bytes]) -> bool:
+    """Drop the chunks of a file; False where one commit has enough before all are."""
+    row = schema.inode_row(ino)
+    for field, value in fields.items():
+        if field[:1] != b"c":
+            continue
+        if txn.ops > COMMIT_OPS_ENOUGH:
+            return False
+        txn.expect(row, field, value)
+        bury(txn, schema_slices.unpack_slices(ino, schema.id_of(field), value))
+        txn.delete(row, field)
+    return True
 
 
 class LastUses(NamedTuple):
