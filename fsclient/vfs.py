@@ -25,6 +25,7 @@ from fsclient.file_io import FileIO
 from fsclient.file_ranges import FileRanges
 from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, Stat
 from fsclient.locks import FileLocks
+from fsclient.lookups import Lookups
 from fsclient.open_files import OpenFiles
 from fsclient.questions import Questions
 from fsclient.shown import Shown
@@ -51,7 +52,8 @@ class VFS:
         self.atimes = Atimes(meta, self.coherence, runtime)
         self.files = OpenFiles(meta, self.atimes, runtime)
         self.io = FileIO(meta, data, self.files, self.coherence, runtime)
-        self._shown = Shown(meta, self.files, self.coherence)
+        self.lookups = Lookups(runtime, self._gone)
+        self._shown = Shown(meta, self.files, self.coherence, self.lookups)
         self._directories = Directories(meta, self.files, self.coherence, runtime)
         self._ranges = FileRanges(meta, self.files, self.io)
         self.xattrs = Xattrs(meta)
@@ -99,6 +101,7 @@ class VFS:
         elif parent >= TRASH_INO:
             entry = trash_view.lookup(self._meta, caller, parent, name)
             if entry.attr is not None:
+                self.lookups.add(entry.attr.ino)
                 self._nameless.note(entry.attr)
             return entry
         asked = self._shown.now()
@@ -115,7 +118,9 @@ class VFS:
         return self._shown.entry(parent, name, attr, asked)
 
     def forget(self, ino: Ino, lookups: int) -> None:
-        del lookups
+        self.lookups.forget(ino, lookups)
+
+    def _gone(self, ino: Ino) -> None:
         self._nameless.drop(ino)
         self.coherence.forget(ino)
 
@@ -370,6 +375,7 @@ class VFS:
         self._require_writable()
         mode = stat.S_IFREG | mode & 0o7777
         attr, opened = self._ranges.tmpfile(caller, parent, mode, flags, umask)
+        self.lookups.add(attr.ino)
         self._nameless.note(attr)
         return Entry(attr, 0.0, 0.0), opened
 
