@@ -18,6 +18,7 @@ from fsclient.commits import Commits
 from fsclient.data_side import DataSide
 from fsclient.direct_io import DirectIO
 from fsclient.filesystem import Buffer, Opened
+from fsclient.later import Later
 from fsclient.losses import Failed, Losses, flush_together
 from fsclient.open_files import FileHandle, OpenFile, OpenFiles
 from fsclient.page_versions import PageVersions
@@ -141,10 +142,12 @@ class FileIO:
 
     # --- data ------------------------------------------------------------------------------------
 
-    def read(self, fh: int, offset: int, size: int) -> Sequence[Buffer]:
+    def read(self, fh: int, offset: int, size: int, past_pages: bool = False) -> Sequence[Buffer]:
         """At most `size` bytes at `offset`. Raises: EBADF, and what `FileReader.read` does."""
         handle = self._files.file_handle(fh)
         file = handle.file
+        if not past_pages:
+            file.paged = True
         if file.lost:
             _require_locks(handle)
         if handle.reader is None:
@@ -195,6 +198,7 @@ class FileIO:
         data: memoryview,
         kill_suid: bool,
         append: bool,
+        past_pages: bool = False,
     ) -> int:
         """Take `data` for `offset`, or for the end of the file wherever that is by then.
 
@@ -211,6 +215,8 @@ class FileIO:
         self.room.require(file, offset, len(data))
         if kill_suid:
             file.unprivileged = caller
+        if not past_pages:
+            file.paged = True
         file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
         if not append:
             self._writer(file).write(offset, data)
@@ -219,6 +225,15 @@ class FileIO:
         if file.mixed:
             self._coherence.stale_pages(file.ino)  # maps can have brought old ones back
         return len(data)
+
+    def written_past_pages(
+        self, fh: int, offset: int, size: int, o_direct: bool
+    ) -> Later[None] | None:
+        """`FileSystem.written_past_pages`."""
+        file = self._files.file_handle(fh).file
+        if not self.direct.leaves_pages(file, o_direct):
+            return None
+        return self._coherence.drop_range(file.ino, offset, offset + size)
 
     def _writer(self, file: OpenFile) -> FileWriter:
         return file.writer or self._files.writer(file, self._side)

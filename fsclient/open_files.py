@@ -51,6 +51,7 @@ class OpenFile:
         self.mtime_ns = 0  # of the last write
         self.direct = 0  # handles that write past the kernel's pages; guarded by the table
         self.mixed = False  # and others have the file open; guarded by the table
+        self.paged = False  # since it is open the kernel has filled pages of it
         self.lost: frozenset[int] = frozenset()  # handles whose locks went with our session
         self.renames = 0  # of a directory: how often this mount has begun to change names in it
         self._lock = lock  # the table's

@@ -24,6 +24,7 @@ from fsclient.directories import Directories
 from fsclient.file_io import FileIO
 from fsclient.file_ranges import FileRanges
 from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, Stat
+from fsclient.later import Later
 from fsclient.locks import FileLocks
 from fsclient.lookups import Lookups
 from fsclient.open_files import OpenFiles
@@ -304,11 +305,13 @@ class VFS:
             self._require_writable()
         return self.io.open(caller, ino, flags, kill_suid)
 
-    def read(self, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
+    def read(
+        self, caller: Caller, ino: Ino, fh: int, offset: int, size: int, past_pages: bool = False
+    ) -> Sequence[Buffer]:
         del caller
         if self._virtual.owns(ino):
             return self._virtual.read(fh, offset, size)
-        return self.io.read(fh, offset, size)
+        return self.io.read(fh, offset, size, past_pages)
 
     def write(
         self,
@@ -319,10 +322,17 @@ class VFS:
         data: memoryview,
         kill_suid: bool,
         append: bool = False,
+        past_pages: bool = False,
     ) -> int:
         del ino
         self._require_writable()
-        return self.io.write(caller, fh, offset, data, kill_suid, append)
+        return self.io.write(caller, fh, offset, data, kill_suid, append, past_pages)
+
+    def written_past_pages(
+        self, ino: Ino, fh: int, offset: int, size: int, o_direct: bool
+    ) -> Later[None] | None:
+        del ino
+        return self.io.written_past_pages(fh, offset, size, o_direct)
 
     def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
         del caller

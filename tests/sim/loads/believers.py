@@ -94,6 +94,10 @@ class Kernel:
     def reload(self, ino: Ino) -> None:
         self.inval_attr(ino)
 
+    def inval_pages(self, ino: Ino, begin: int, end: int) -> None:
+        del begin, end
+        self.inval_attr(ino)
+
     def inval_attr(self, ino: Ino) -> None:
         self._version[ino] += 1
         if ino in self._held:
