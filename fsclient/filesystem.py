@@ -236,6 +236,10 @@ class FileSystem(Protocol):
     ) -> None:
         """`kill_sgid`: the caller is not in the group of the file whose ACL this is."""
 
+    def question(self, caller: Caller, ino: Ino, name: bytes) -> Later[bytes] | None:
+        """getxattr(2) of a name that asks the mount something which takes a while; else None, and
+        `getxattr` has the answer."""
+
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes: ...
     def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]: ...
     def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None: ...

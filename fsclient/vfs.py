@@ -21,6 +21,7 @@ from fsclient.cloner import Cloner
 from fsclient.coherence import Coherence
 from fsclient.data_side import DataSide
 from fsclient.directories import Directories
+from fsclient.durable import Durable
 from fsclient.file_io import FileIO
 from fsclient.file_ranges import FileRanges
 from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, Stat
@@ -58,7 +59,8 @@ class VFS:
         self._directories = Directories(meta, self.files, self.coherence, runtime)
         self._ranges = FileRanges(meta, self.files, self.io)
         self.xattrs = Xattrs(meta)
-        self.questions = Questions(meta, self.io, Cloner(meta, self.io, self.coherence, runtime))
+        cloner = Cloner(meta, self.io, self.coherence, runtime)
+        self.questions = Questions(meta, cloner, Durable(meta, self.io, runtime))
         self.locks = FileLocks(meta, self.io, self.files, self.coherence, runtime)
         self.cancel = self.locks.cancel
         self._virtual = virtual
@@ -223,6 +225,10 @@ class VFS:
         self._require_changeable(ino)
         if not self.questions.ask(caller, self.root, ino, name, value):
             self.xattrs.setxattr(caller, ino, name, value, flags, kill_sgid)
+
+    def question(self, caller: Caller, ino: Ino, name: bytes) -> Later[bytes] | None:
+        del caller
+        return None if self._virtual.owns(ino) else self.questions.later(ino, name, self.durable)
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         if self._virtual.owns(ino):

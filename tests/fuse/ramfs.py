@@ -443,6 +443,9 @@ class RamFS:
             raise fail(errno.ENODATA)
         xattrs[name] = value
 
+    def question(self, caller: Caller, ino: Ino, name: bytes) -> Later[bytes] | None:
+        return None
+
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         self._begin("getxattr", caller)
         if name not in self._node(ino).xattrs:
