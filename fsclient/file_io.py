@@ -157,7 +157,11 @@ class FileIO:
         length = self._length(file, offset + size)
         generation = self._data.epoch.begin()
         try:
-            return handle.reader.read(offset, size, length)
+            while True:
+                pieces = handle.reader.read(offset, size, length)
+                if not _end_in_zero(pieces) or not self._was_cut(file):
+                    return pieces
+                length = file.known_length
         finally:
             self._data.epoch.end(generation)
 
@@ -181,6 +185,22 @@ class FileIO:
                 self._forget_chunks(file)
                 break
         return file.known_length
+
+    def _was_cut(self, file: OpenFile) -> bool:
+        """Whether others have cut the file since its length was asked for.
+
+        Its slices may be newer than its length; what was cut off then reads as zeros.
+        """
+        if not file.unsure:
+            return False
+        before = file.known_length
+        commits = file.ask_length()
+        attr = self._meta.getattr(ROOT_CALLER, file.ino)
+        if attr.size == file.length:
+            return False
+        if file.learn(attr, commits):
+            self._forget_chunks(file)
+        return file.known_length < before
 
     def _forget_chunks(self, file: OpenFile) -> None:
         """Others changed the file: its slices are to be as new as its size.
@@ -325,6 +345,10 @@ class FileIO:
             self._last_flush(file)
         if file.dirty:
             self._files.set_lost(file, file.lost, void=True)
+
+
+def _end_in_zero(pieces: Sequence[Buffer]) -> bool:
+    return len(pieces) > 0 and len(pieces[-1]) > 0 and pieces[-1][-1] == 0
 
 
 def _follows_writes(want: SetAttr) -> bool:
