@@ -251,6 +251,7 @@ class Client:
             self.blocks.let_through = self.writeback.objects.let_through
             self.background.in_use = self.writeback.held_inodes
             self.vfs.durable = self.writeback
+            self.writeback.on_published = self.vfs.questions.durable.nudge
             self.vfs.questions.cloner.tree = self.writeback.published
             self.metrics.add(self.writeback.numbers)
         self.metrics.add(lambda: metadata_numbers(self.meta))
@@ -331,7 +332,7 @@ class Client:
 
     def stop(self) -> bool:
         """Store everything and leave; False where something could not be stored (it is logged)."""
-        self.vfs.questions.cloner.close()
+        self.vfs.questions.close()
         if self.writeback is None:  # else a journal takes what a store that is away does not
             self._retrying.give_up_together()
         losses = self.vfs.io.losses

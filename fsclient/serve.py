@@ -156,6 +156,8 @@ def _serve_mounted(
         agreed = session.start()
         kernel.raise_readahead(mounted.mountpoint)
         client.vfs.coherence.start(session.notifier)
+        past_pages = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)  # both came with Linux 6.6
+        client.vfs.io.direct.obey(agreed.minor, drops_before=past_pages)
         _write_directly(client, agreed)
         client.vfs.locks.start(session)
         client.vfs.questions.on_remount = lambda: _obey_flags(client, mounted.mountpoint)

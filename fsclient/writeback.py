@@ -30,6 +30,7 @@ from fsdata.objects import ObjectStore
 from fsdata.staging_data import Spot, StagingData
 from fsdata.staging_disk import DirectoryDisk, StagingDisk
 from fsdata.staging_log import StagingLog
+from fsmeta.backlog import Goal
 from fsmeta.cache import RowCache
 from fsmeta.engine import Meta
 from fsmeta.entry import EVERY, VERBS, Entry, Need, Rules, unpack
@@ -111,6 +112,7 @@ class WriteBack:
         self._published: Published
         self._started = False
         self.on_write = ignore_slices  # slices were published
+        self.on_published: Callable[[], object] = bool
         self.packer: StagedPacker | None = None
 
     def pack(
@@ -276,8 +278,7 @@ class WriteBack:
         if not self._started:
             return True  # what was found on the disk stays there
         deadline = self._runtime.monotonic() + self._options.drain_s
-        self.objects.hurry()
-        drained = self._store.settle(None, deadline)
+        drained = self.settle(None, self._options.drain_s)
         self._publisher.stop()
         self._reap()
         drained = drained and self.objects.await_empty(deadline)
@@ -382,6 +383,7 @@ class WriteBack:
 
     def _after_publication(self, outcomes: Sequence[tuple[Entry, bool]]) -> None:
         """Remove files of the log that only hold what the store has."""
+        self.on_published()
         for entry, as_meant in outcomes:
             if self.packer is not None:
                 self.packer.published(entry, as_meant)
@@ -405,6 +407,15 @@ class WriteBack:
         """Wait until what is accepted by now is published; of a file's or directory's domain."""
         self.objects.hurry()
         return self._store.settle(ino, self._runtime.monotonic() + wait_s)
+
+    def goal(self, ino: Ino | None) -> Goal:
+        """What is accepted by now, of a file's or directory's domain; it is hurried up."""
+        self.objects.hurry()
+        return self._store.goal(ino)
+
+    def has_reached(self, goal: Goal) -> bool:
+        """Whether all of it is published."""
+        return self._store.has_reached(goal)
 
     def published(self, ino: Ino, stopped: Callable[[], bool]) -> Published:
         """The volume as others see it, when that has all that is accepted by now.

@@ -15,8 +15,16 @@ import errno
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from fsmeta.entry import EVERY, Entry
+
+
+class Goal(NamedTuple):
+    """All that is accepted, of one domain or of any, up to a sequence or whatever comes."""
+
+    domain: int | None
+    upto: int | None
 
 
 class Backlog:

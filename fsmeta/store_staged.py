@@ -22,7 +22,7 @@ from typing import Final
 
 from fsmeta import schema, schema_inode
 from fsmeta.acceptance import DISTURBED_S, Acceptance, is_fresh, written
-from fsmeta.backlog import Backlog
+from fsmeta.backlog import Backlog, Goal
 from fsmeta.cache import RowCache
 from fsmeta.domains import Domains, reading
 from fsmeta.entry import GIVING_WAY, NAMES, SHARING, Entry, Log, Moved, slices_of
@@ -412,9 +412,18 @@ class StagedStore:
 
         `ino`: only of its domain. False when the monotonic `deadline` passes first.
         """
+        goal = self.goal(ino)
+        return self._settling.await_goal(goal if upto is None else goal._replace(upto=upto), deadline)
+
+    def goal(self, ino: Ino | None) -> Goal:
+        """What is accepted by now; `ino`: in its domain."""
         domain = None if ino is None else self._domains.home(reading({}, self.read), ino)
-        goal = self._sequence if upto is None else upto
-        return self._settling.await_domain(domain, goal, deadline)
+        return Goal(domain, self._sequence)
+
+    def has_reached(self, goal: Goal) -> bool:
+        """Whether all of it is published."""
+        with self._cond:
+            return not self.backlog.waits(*goal)
 
     def refuse(self, domains: Iterable[int]) -> int:
         """Accept nothing more in these domains; the number of the last entry that was."""
