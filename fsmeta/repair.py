@@ -21,9 +21,11 @@ from fsmeta.check import Checked, Examination
 from fsmeta.check_notes import KEPT_MAX, Known, Stage
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError, Corrupt
+from fsmeta.inode_rows import read_inodes
 from fsmeta.ops import session
 from fsmeta.repair_snapshots import Shelves
 from fsmeta.schema_sessions import unpack_session
+from fsmeta.schema_xattrs import charged, counted
 from fsmeta.sealed import is_sealed, is_shelf
 from fsmeta.slices import covered
 from fsmeta.trash import is_trash
@@ -141,7 +143,7 @@ class _Pass:
         for ino in self._notes.concerned():
             gone = self._notes.inode(ino) is None and self._notes.has("dir", ino)
             special = is_trash(ino) or is_shelf(ino)
-            if not gone or special or self._store.read_rows([schema.inode_row(ino)])[0]:
+            if not gone or special or self._store.scan(schema.inode_row(ino), limit=1).items:
                 continue
             if self._store.scan(schema.dir_row(ino), limit=1).items:
                 attr = schema_inode.new_attr(ino, 0o40700, 0, 0, NO_PARENT, self._now_s * 10**9)
@@ -155,7 +157,7 @@ class _Pass:
             known = self._notes.inode(ino)
             if known is None or self._notes.has("clone", ino):  # a mount will remove the clone
                 continue
-            fields = self._store.read_rows([schema.inode_row(ino)])[0]
+            fields = read_inodes(self._store, [schema.inode_row(ino)])[0].fields
             attr = schema_inode.unpack_inode(
                 ino, fields[schema.ATTR_FIELD], fields[schema.VOLATILE_FIELD]
             )
@@ -214,7 +216,8 @@ class _Pass:
         ino = attr.ino
         chunks = [(f, v) for f, v in fields.items() if f[:1] == b"c" and len(f) == 5]
         listed = (schema_slices.unpack_slices(ino, schema.id_of(f), v) for f, v in chunks)
-        attr = attr._replace(used=sum(covered(slices) for slices in listed))
+        beside = charged(counted(schema.inode_row(ino), fields))
+        attr = attr._replace(used=sum(covered(slices) for slices in listed) + beside)
         count = sum(names.values())
         if ino != ROOT_INO and not count:
             if attr.nlink and not self._notes.has("orphan", ino):

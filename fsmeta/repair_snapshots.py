@@ -148,7 +148,7 @@ class Shelves:
     def _source(self, source: Ino) -> Iterator[str]:
         """A directory that is gone and has snapshots is made again, so that they are reached."""
         row = schema.inode_row(source)
-        if not 0 < source < SEALED_INO or self._store.read_rows([row])[0]:
+        if not 0 < source < SEALED_INO or self._store.scan(row, limit=1).items:
             return
         attr = schema_inode.new_attr(source, 0o40700, 0, 0, NO_PARENT, self._now_s * 10**9)
         self._commit(

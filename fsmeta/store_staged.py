@@ -50,6 +50,7 @@ class StagedStore:
         reads = OverlaidReads(inner, self._overlay, self._cond, self.beneath)
         self.read, self.read_many, self.read_linked = reads.read, reads.read_many, reads.read_linked
         self.read_rows, self.scan = reads.read_rows, reads.scan
+        self.read_short_rows = reads.read_short_rows
         self._require_empty = reads.require_empty
         self.name = inner.name
         self.backlog = Backlog()  # guarded by _cond, as all below
