@@ -31,7 +31,7 @@ from fsmeta.sealed import is_shelf, source_of
 from fsmeta.slices import covered
 from fsmeta.spill import CACHE_BYTES, ID_MAX
 from fsmeta.store import Store
-from fsmeta.types import CHUNK_BYTES, NO_PARENT, Ino, SliceId, SliceKind
+from fsmeta.types import CHUNK_BYTES, NO_PARENT, Ino, SliceId, SliceKind, is_name
 from fsmeta.volume import VolumeFormat, unpack_format
 from fsmeta.walk import fields_of
 
@@ -244,6 +244,9 @@ class Examination:
                 notes.spill.add("shelved", source_of(parent), name, ino)
             if crosses(parent, ino):
                 notes.report(ino, f"is named {name!r} in {parent}, across the border of a snapshot")
+            if not is_name(name) and not is_shelf(parent):
+                notes.report(ino, f"is named {name!r} in {parent}, which can't be a name")
+                notes.spill.add("misnamed", parent, name, ino, int(kind))
             notes.spill.add("name", ino, parent, name, int(kind))
         if decoded >= 0:
             notes.spill.add("dir", parent, decoded)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from itertools import count as count_up
 from typing import Final
 
 from fsmeta import schema, schema_inode, schema_slices
@@ -23,7 +24,7 @@ from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError, Corrupt
 from fsmeta.inode_rows import read_inodes
 from fsmeta.ops import session
-from fsmeta.repair_snapshots import Shelves
+from fsmeta.repair_snapshots import Shelves, spare_name
 from fsmeta.schema_sessions import unpack_session
 from fsmeta.schema_xattrs import charged, counted
 from fsmeta.sealed import is_sealed, is_shelf
@@ -114,6 +115,7 @@ class _Pass:
         made += yield from _counted(self._shelves.mend())
         if not made:
             done += yield from _counted(self._remedies(Stage.NAMES))
+            done += yield from _counted(self._misnamed())
             done += yield from _counted(self._inodes())
         if not done + made:
             yield from self._usage()
@@ -137,6 +139,21 @@ class _Pass:
         for row, field, value, said in self._notes.remedies(stage):
             self._commit((row, field, value))
             yield said
+
+    def _misnamed(self) -> Iterator[str]:
+        """What has a name that nobody can use gets another one in its place."""
+        found = self._notes.spill.rows("SELECT parent, name, ino, kind FROM misnamed")
+        for parent, name, ino, kind in found:
+            if self._notes.inode(ino) is None:
+                continue  # the name goes
+            row, new = schema.dir_row(parent), spare_name(ino)
+            for number in count_up(1):
+                if self._store.read([(row, new)])[0] is None:
+                    break
+                new = b"%b.%d" % (spare_name(ino), number)
+            dentry = schema.pack_dentry(FileType(kind), ino)
+            self._commit((row, name, None), (row, new, dentry))
+            yield f"name {name!r} in inode {parent} can't be used: it is {new.decode()} now"
 
     def _directories(self) -> Iterator[str]:
         """Names whose directory is gone get one again; /lost+found has it next."""

@@ -18,7 +18,16 @@ from fsmeta import access, quota, schema, schema_inode, schema_slices
 from fsmeta.inode_rows import InodeRow
 from fsmeta.ops import ranges
 from fsmeta.ops.collect import share
-from fsmeta.ops.inode import Env, get_attr, get_place, put_attr, put_dentry, require, touch_dir
+from fsmeta.ops.inode import (
+    Env,
+    check_name,
+    get_attr,
+    get_place,
+    put_attr,
+    put_dentry,
+    require,
+    touch_dir,
+)
 from fsmeta.ops.link import add_name
 from fsmeta.ops.remove import drop_root
 from fsmeta.schema_packing import is_open_segment
@@ -186,6 +195,7 @@ def children(
         if taken and done_ops + 3 * len(fields) > _OPS_ENOUGH:
             break
         taken += 1
+        check_name(child.name)  # a source may have names that nobody can use
         attr = _attr(txn, child.source, fields)
         if attr is None:
             continue
@@ -249,6 +259,7 @@ def _share(
 def link_child(txn: Txn, env: Env, building: Building, parent: Ino, name: bytes, ino: Ino) -> None:
     """One more name in the clone for what has one in it already. Raises: ECANCELED, EMLINK."""
     require_building(txn, building)
+    check_name(name)
     attr = get_attr(txn, ino)
     linked = add_name(txn, env, attr, parent)
     put_attr(txn, linked if is_sealed(ino) else linked._replace(ctime_ns=env.now_ns))
