@@ -128,6 +128,15 @@ class OverlaidReads:
             for row, fields, earlier in zip(rows, found, before, strict=True)
         ]
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        with self._cond:
+            before = [self._overlay.row(row) for row in rows]
+        found = self._inner.read_short_rows(rows)
+        return [
+            None if fields is None else self._merged(row, fields, earlier)
+            for row, fields, earlier in zip(rows, found, before, strict=True)
+        ]
+
     def _merged(
         self, row: bytes, fields: dict[bytes, bytes], before: dict[bytes, bytes | None]
     ) -> dict[bytes, bytes]:

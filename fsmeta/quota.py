@@ -128,7 +128,7 @@ def first_parent(txn: Txn, attr: Attr, without: Ino = NO_PARENT) -> Ino:
     It is asked for anew, and checked by the commit.
     """
     row = schema.inode_row(attr.ino)
-    fields = txn.get_row(row)
+    fields = txn.get_inodes([row])[0].fields
     for field in schema.ATTR_FIELDS:
         txn.expect_same(row, field, fields.get(field))
     parents = [schema.id_of(field) for field in fields if field[:1] == b"p" and len(field) == 9]

@@ -36,7 +36,7 @@ class Settling:
                 self._cond.wait()
 
     def await_goal(self, goal: Goal, deadline: float) -> bool:
-        """Wait until all of `goal` is published. False when the monotonic `deadline` passes first."""
+        """Wait until all of `goal` is published; False if the monotonic `deadline` passes first."""
         with self._cond:
             while self._backlog.waits(*goal):
                 left = deadline - self._runtime.monotonic()

@@ -51,6 +51,7 @@ class StagedStore:
         reads = OverlaidReads(inner, self._overlay, self._cond, self.beneath)
         self.read, self.read_many, self.read_linked = reads.read, reads.read_many, reads.read_linked
         self.read_rows, self.scan = reads.read_rows, reads.scan
+        self.read_short_rows = reads.read_short_rows
         self._require_empty = reads.require_empty
         self.name = inner.name
         self.backlog = Backlog()  # guarded by _cond, as all below
@@ -413,7 +414,9 @@ class StagedStore:
         `ino`: only of its domain. False when the monotonic `deadline` passes first.
         """
         goal = self.goal(ino)
-        return self._settling.await_goal(goal if upto is None else goal._replace(upto=upto), deadline)
+        if upto is not None:
+            goal = goal._replace(upto=upto)
+        return self._settling.await_goal(goal, deadline)
 
     def goal(self, ino: Ino | None) -> Goal:
         """What is accepted by now; `ino`: in its domain."""

@@ -14,6 +14,7 @@ from typing import Final
 from fsmeta import access, quota, schema, schema_inode, schema_slices
 from fsmeta.cache import Missing, RowCache
 from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
+from fsmeta.schema_xattrs import CAPABILITY_FIELD
 from fsmeta.sealed import is_sealed
 from fsmeta.slices import covered
 from fsmeta.store import COMMIT_OPS_ENOUGH
@@ -33,7 +34,6 @@ from fsmeta.types import (
 )
 
 DROPS_A_FIELD: Final = 500  # of X: what the leader takes at once must fit into a commit
-CAPABILITY_FIELD: Final = schema.xattr_field(b"security.capability")
 CHUNKS_NAMED: Final = 1000  # as many are asked for by their names, more with the whole row
 
 
@@ -191,7 +191,7 @@ def chunks_of(txn: Txn, attr: Attr, begin: int, end: int | None = None) -> list[
     if len(indexes) <= CHUNKS_NAMED:
         values = txn.get_many([(row, schema.chunk_field(index)) for index in indexes])
         return [(index, value) for index, value in zip(indexes, values, strict=True) if value]
-    fields = txn.get_row(row)
+    fields = txn.get_inodes([row])[0].fields
     names = sorted(field for field in fields if field[:1] == b"c")
     return [(schema.id_of(name), fields[name]) for name in names if schema.id_of(name) in indexes]
 

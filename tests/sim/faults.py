@@ -161,6 +161,9 @@ class FaultStore:
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
         return self.network.ask(lambda: self._store.read_rows(rows))
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        return self.network.ask(lambda: self._store.read_short_rows(rows))
+
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         return self.network.ask(lambda: self._store.scan(row, cursor, min(limit, PAGE)))
 
