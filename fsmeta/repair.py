@@ -92,7 +92,7 @@ def _end_unreadable_sessions(meta: Meta) -> Iterator[str]:
 def _end_session(txn: Txn, field: bytes) -> None:
     txn.delete(schema.SESSIONS, field)
     if len(field) == 8:
-        session.bury_session(txn, SessionId(schema.id_of(field)))
+        session.erase_session(txn, SessionId(schema.id_of(field)))
 
 
 class _Pass:

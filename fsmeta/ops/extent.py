@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from fsmeta import access, quota, schema, schema_inode, schema_slices
@@ -21,8 +21,6 @@ from fsmeta.slices import View, covered
 from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.txn import Txn
 from fsmeta.types import (
-    AT_END,
-    AT_END_AGAIN,
     CHUNK_BYTES,
     FILE_SIZE_MAX,
     Attr,
@@ -57,6 +55,15 @@ def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
     return slices_of(ino, index, value)
 
 
+def without(
+    batch: Sequence[tuple[int, Slice]], known: Collection[int]
+) -> tuple[list[tuple[int, Slice]], int]:
+    """What is left of a batch for `write` without the slices `known`, and its length."""
+    left = [(index, piece) for index, piece in batch if piece.id not in known]
+    ends = [index * CHUNK_BYTES + piece.end for index, piece in left if index >= 0]
+    return left, max(ends, default=0)
+
+
 def write(
     txn: Txn,
     env: Env,
@@ -80,7 +87,7 @@ def write(
     by_chunk: dict[int, list[Slice]] = {}
     for index, piece in batch:
         by_chunk.setdefault(index, []).append(piece)
-    if AT_END in by_chunk or AT_END_AGAIN in by_chunk:
+    if min(by_chunk, default=0) < 0:
         by_chunk, length = _placed(txn, attr, batch)
         # the kernel does this before writes through its cache, which not all appends go through
         txn.delete(row, CAPABILITY_FIELD)
@@ -117,18 +124,13 @@ def _placed(
 
     A slice that comes to lie across the end of a chunk has two users. Raises: EFBIG.
     """
-    known: set[SliceId] = set()
-    if any(index == AT_END_AGAIN for index, _ in batch):
-        for index, value in chunks_of(txn, attr, 0):
-            txn.expect(schema.inode_row(attr.ino), schema.chunk_field(index), value)
-            known.update(each.id for each in schema_slices.unpack_slices(attr.ino, index, value))
     by_chunk: dict[int, list[Slice]] = {}
     end = attr.size
     for index, piece in batch:
         if index >= 0:
             by_chunk.setdefault(index, []).append(piece)
             end = max(end, index * CHUNK_BYTES + piece.end)
-        elif piece.id not in known:
+        else:
             if end + piece.length > FILE_SIZE_MAX:
                 raise OSError(errno.EFBIG, f"append at {end}")
             parts = split(piece, end)

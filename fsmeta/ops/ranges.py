@@ -207,7 +207,12 @@ def _splice(txn: Txn, attr: Attr, pieces: dict[int, list[Slice]]) -> int:
             new = [each for each in new if each.kind is not SliceKind.HOLE]
         if not new:
             continue
-        grown += covered([*old, *new]) - covered(old)
+        left = covered([*old, *new])
+        grown += left - covered(old)
+        if not left:  # nothing but holes: a file that uses nothing lists nothing, see `change_size`
+            txn.delete(row, schema.chunk_field(index))
+            bury(txn, old)
+            continue
         txn.append(row, schema.chunk_field(index), schema_slices.pack_slices(new))
         known = {each.id for each in old}
         for sid in {each.id for each in new if each.kind is not SliceKind.HOLE} - known:
