@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from fsmeta import access, quota, schema, schema_inode, schema_slices
 from fsmeta.cache import Missing, RowCache
 from fsmeta.long_chunks import covered_with, slices_of
 from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
+from fsmeta.schema_xattrs import CAPABILITY_FIELD
 from fsmeta.sealed import is_sealed
 from fsmeta.slices import View, covered
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.txn import Txn
 from fsmeta.types import (
-    AT_END,
-    AT_END_AGAIN,
     CHUNK_BYTES,
     FILE_SIZE_MAX,
     Attr,
@@ -33,8 +33,7 @@ from fsmeta.types import (
 )
 
 DROPS_A_FIELD: Final = 500  # of X: what the leader takes at once must fit into a commit
-CAPABILITY_FIELD: Final = schema.xattr_field(b"security.capability")
-CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps (COMMIT_OPS_MAX)
+CHUNKS_NAMED: Final = 1000  # as many are asked for by their names, more with the whole row
 
 
 def known_chunk(cache: RowCache, ino: Ino, index: int) -> list[Slice] | None:
@@ -54,6 +53,15 @@ def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
     if file is None:
         raise OSError(errno.ESTALE, f"inode {ino} is gone")
     return slices_of(ino, index, value)
+
+
+def without(
+    batch: Sequence[tuple[int, Slice]], known: Collection[int]
+) -> tuple[list[tuple[int, Slice]], int]:
+    """What is left of a batch for `write` without the slices `known`, and its length."""
+    left = [(index, piece) for index, piece in batch if piece.id not in known]
+    ends = [index * CHUNK_BYTES + piece.end for index, piece in left if index >= 0]
+    return left, max(ends, default=0)
 
 
 def write(
@@ -79,7 +87,7 @@ def write(
     by_chunk: dict[int, list[Slice]] = {}
     for index, piece in batch:
         by_chunk.setdefault(index, []).append(piece)
-    if AT_END in by_chunk or AT_END_AGAIN in by_chunk:
+    if min(by_chunk, default=0) < 0:
         by_chunk, length = _placed(txn, attr, batch)
         # the kernel does this before writes through its cache, which not all appends go through
         txn.delete(row, CAPABILITY_FIELD)
@@ -116,18 +124,13 @@ def _placed(
 
     A slice that comes to lie across the end of a chunk has two users. Raises: EFBIG.
     """
-    known: set[SliceId] = set()
-    if any(index == AT_END_AGAIN for index, _ in batch):
-        for index, value in chunks_of(txn, attr, 0):
-            txn.expect(schema.inode_row(attr.ino), schema.chunk_field(index), value)
-            known.update(each.id for each in schema_slices.unpack_slices(attr.ino, index, value))
     by_chunk: dict[int, list[Slice]] = {}
     end = attr.size
     for index, piece in batch:
         if index >= 0:
             by_chunk.setdefault(index, []).append(piece)
             end = max(end, index * CHUNK_BYTES + piece.end)
-        elif piece.id not in known:
+        else:
             if end + piece.length > FILE_SIZE_MAX:
                 raise OSError(errno.EFBIG, f"append at {end}")
             parts = split(piece, end)
@@ -167,8 +170,9 @@ def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:
     if size >= attr.size or not attr.used:
         return attr._replace(size=size)
     chunks = chunks_of(txn, attr, size // CHUNK_BYTES)
-    if len(chunks) > CHUNKS_A_COMMIT:
-        chunks = chunks[-CHUNKS_A_COMMIT:]
+    count = how_many_fit([value for _, value in reversed(chunks)])
+    if count < len(chunks):
+        chunks = chunks[-count:]
         size = chunks[0][0] * CHUNK_BYTES
     used = attr.used - _cut(txn, attr.ino, chunks, size)
     if attr.nlink:
@@ -187,12 +191,23 @@ def chunks_of(txn: Txn, attr: Attr, begin: int, end: int | None = None) -> list[
     row = schema.inode_row(attr.ino)
     last = (attr.size - 1) // CHUNK_BYTES + 1
     indexes = range(begin, last if end is None else min(end, last))
-    if len(indexes) <= CHUNKS_A_COMMIT:
+    if len(indexes) <= CHUNKS_NAMED:
         values = txn.get_many([(row, schema.chunk_field(index)) for index in indexes])
         return [(index, value) for index, value in zip(indexes, values, strict=True) if value]
-    fields = txn.get_row(row)
+    fields = txn.get_inodes([row])[0].fields
     names = sorted(field for field in fields if field[:1] == b"c")
     return [(schema.id_of(name), fields[name]) for name in names if schema.id_of(name) in indexes]
+
+
+def how_many_fit(chunks: Iterable[bytes]) -> int:
+    """How many of these chunks, from the first one on, one commit can drop; at least one."""
+    ops = count = 0
+    for value in chunks:
+        if ops > COMMIT_OPS_ENOUGH:
+            break
+        ops += 3 + len(value) // (schema_slices.SLICE_BYTES * DROPS_A_FIELD)  # see `bury`
+        count += 1
+    return count
 
 
 def _cut(txn: Txn, ino: Ino, chunks: Sequence[tuple[int, bytes]], size: int) -> int:
