@@ -43,7 +43,7 @@ def test_p4_direct_and_buffered_at_once_end_with_whole_pages(tmp_path: Path) -> 
     with new_volume(folder, f"sqlite://{folder}/meta.db") as volume:
         path = volume.mount() / "file"
         path.write_bytes(bytes(SIZE))
-        command = [sys.executable, "-c", _WORK, path]
+        command = [sys.executable, "-c", _WORK, str(path)]
         workers = [
             subprocess.Popen([*command, kind, str(seed), str(OPS), str(SIZE)])
             for seed, kind in enumerate(KINDS)
