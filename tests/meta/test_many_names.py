@@ -85,6 +85,8 @@ def test_a_large_hour_of_the_trash_is_emptied(
     )
     keeper = TrashKeeper(leader, clocks, lambda: False)
     keeper.turn()
+    while keeper.unfinished:  # a turn is short, other work has its own
+        keeper.turn()
     assert keeper.expired == count
     assert leader.names(hour, b"") == ([], None)
     assert leader.statfs().inodes_used == before
