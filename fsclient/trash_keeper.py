@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from fsclient.steady_clock import SteadyClock
 from fsmeta.engine import Meta
 from fsmeta.runtime import Runtime
 from fsmeta.trash import hour_at
@@ -34,6 +35,7 @@ class TrashKeeper:
         self._meta = meta
         self._runtime = runtime
         self._stopping = stopping
+        self._clock = SteadyClock(meta.now_ns, runtime.monotonic)
         self._looked = -LOOK_EVERY_S
         self._until = 0.0  # when this turn is over
         self.unfinished = False  # it was over too early
@@ -48,7 +50,7 @@ class TrashKeeper:
         self._looked = now
         self._until = now + TURN_S
         self.unfinished = False
-        current = hour_at(self._runtime.now_ns())
+        current = hour_at(self._clock.now_ns())
         kept = HOURS_A_DAY * self._meta.format.trash_days
         found = hours(self._meta)
         for hour in self._emptied.keys() - found.keys():

@@ -195,6 +195,9 @@ class SqliteStore:
     def vouches(self) -> bool:
         return False
 
+    def now_ns(self) -> int:
+        return self._runtime.now_ns()
+
     def tidy(self) -> None:
         """SQLite does so itself."""
 
