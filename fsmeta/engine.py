@@ -328,6 +328,10 @@ class Meta:
         """How much the quotas of a file let it grow; None where it has no limit."""
         return self._view(quota.free_space, ROOT_CALLER, ino)
 
+    def now_ns(self) -> int:
+        """What time it is for the store; this host's clock may be wrong."""
+        return self.transactor.view(lambda _txn: self.store.now_ns())
+
     def sync(self) -> None:
         """Return when what was answered survives a power loss, as far as the store can tell."""
         self.store.sync()

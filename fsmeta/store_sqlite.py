@@ -218,6 +218,9 @@ class SqliteStore:
     def vouches(self) -> bool:
         return False
 
+    def now_ns(self) -> int:
+        return self._runtime.now_ns()
+
     def tidy(self) -> None:
         """SQLite does so itself."""
 

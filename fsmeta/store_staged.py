@@ -106,6 +106,9 @@ class StagedStore:
     def vouches(self) -> bool:
         return self._inner.vouches()
 
+    def now_ns(self) -> int:
+        return self._inner.now_ns()
+
     def tidy(self) -> None:
         self._inner.tidy()
 

@@ -12,7 +12,8 @@ from functools import partial
 
 import pytest
 
-from fsclient import compactor, leader, trash_keeper
+from fsclient import compactor, trash_keeper
+from fsclient.leadership import LEASE_S
 from fsdata import geometry
 from fsmeta import engine_trash, trash
 from fsmeta.transact import DEADLINE_S
@@ -181,7 +182,7 @@ def _lose_leases(cluster: Cluster, dice: random.Random) -> None:
             victim.freeze()
         else:
             victim.cut(True)
-        cluster.sim.sleep(leader.LEASE_S * dice.choice((0.2, 1, 2)) + dice.random() * 30)
+        cluster.sim.sleep(LEASE_S * dice.choice((0.2, 1, 2)) + dice.random() * 30)
         if frozen:
             victim.thaw()
         else:
