@@ -59,6 +59,12 @@ class Shown:
         self._lookups.add(attr.ino)
         return self._entry(parent, name, attr, asked)
 
+    def unnamed(self, attr: Attr, asked: int) -> Entry:
+        """An inode that was looked up by its number; it counts as a lookup."""
+        self._lookups.add(attr.ino)
+        shown, ttl = self.stat(attr, asked)
+        return Entry(shown, 0.0, ttl)
+
     def _entry(self, parent: Ino, name: bytes, attr: Attr, asked: int | None) -> Entry:
         attr, written = self._latest(attr, asked)
         entry = self._coherence.entry(parent, name, attr)

@@ -15,7 +15,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from fsclient import snapshot_view, trash_view
+from fsclient import exported, snapshot_view, trash_view
 from fsclient.atimes import Atimes
 from fsclient.cloner import Cloner
 from fsclient.coherence import Coherence
@@ -96,6 +96,9 @@ class VFS:
     # --- names -----------------------------------------------------------------------------------
 
     def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
+        if name in exported.DOTS:
+            asked = self._shown.now()
+            return self._shown.unnamed(exported.find(self._meta, parent, name), asked)
         if parent == self.root:
             if self._virtual.has(name):
                 return self._virtual.lookup(name)
