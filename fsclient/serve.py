@@ -153,7 +153,7 @@ def _serve_mounted(
         client.start()
         agreed = session.start()
         kernel.raise_readahead(mounted.mountpoint)
-        client.vfs.coherence.start(session.notifier)
+        client.vfs.coherence.start(session.notifier, session.under_way)
         _write_directly(client, agreed)
         client.vfs.locks.start(session)
         client.vfs.questions.on_remount = lambda: _obey_flags(client, mounted.mountpoint)

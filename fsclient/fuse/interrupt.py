@@ -45,6 +45,10 @@ class Interrupts:
         """The calling thread serves no more."""
         self.serving[slot] = ABSENT
 
+    def under_way(self) -> frozenset[int]:
+        """Requests that are being served, or whose answers are being written."""
+        return frozenset(unique for unique in self.serving if unique > IDLE)
+
     def interrupt(self, unique: int) -> bool:
         """End the request `unique`; False where no worker serves it (yet, or any more)."""
         try:
