@@ -9,8 +9,11 @@ import pytest
 
 from fsmeta import schema
 from fsmeta.engine import Meta
+from fsmeta.engine_locks import Range
 from fsmeta.errors import Ambiguous, Fenced, StoreFull, Voided
 from fsmeta.ops import session as sessions
+from fsmeta.ops.lock import Outcome
+from fsmeta.schema_locks import Kind
 from fsmeta.store import FENCE_FIELD, Applied, Commit
 from fsmeta.types import AT_END, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, SliceId
 from tests.meta.engines import Engine
@@ -185,6 +188,25 @@ def test_names_that_were_made_are_no_error_though_the_session_was_ended(engine: 
     line.cut, line.meanwhile = True, meanwhile
     made = one.create(ROOT, ROOT_INO, b"d", 0o40755)
     assert two.lookup(ROOT, ROOT_INO, b"d").ino == made.ino
+
+
+def test_a_lock_that_went_with_its_session_is_not_had(engine: Engine) -> None:
+    """The client has joined anew before it asks what became of the commit."""
+    (one, line), two = _impatient(engine), engine.meta()
+    sid, ino = one.session, _create(two)
+    assert sid is not None
+    _patient(one)
+
+    def meanwhile() -> None:
+        line.cut = False
+        two.sessions.end(sid.id)
+        one.sessions.open({}, sid.id)
+
+    line.cut, line.meanwhile = True, meanwhile
+    with pytest.raises(Fenced):
+        one.locks.setlk(ino, Kind.FLOCK, 1, Range(True))
+    assert two.locks.setlk(ino, Kind.FLOCK, 1, Range(True)).outcome is Outcome.GRANTED
+    two.locks.unlock(ino, Kind.FLOCK, 1)
 
 
 def test_a_repeat_that_finds_no_room_does_not_hide_what_was_done(engine: Engine) -> None:
