@@ -301,6 +301,20 @@ def test_what_an_ended_session_did_is_kept_until_its_client_is_back(engine: Engi
     assert two.store.read([(schema.ENDED, ended)]) == [None]
 
 
+def test_leaving_whose_answer_was_lost_is_no_error(engine: Engine) -> None:
+    """The session's row is gone, and with it what became of the commit."""
+    one, line = _impatient(engine)
+    _patient(one)
+    _create(one)
+
+    def meanwhile() -> None:
+        line.cut = False
+
+    line.cut, line.meanwhile = True, meanwhile
+    one.sessions.close()
+    assert not engine.meta().sessions.all()[1:]
+
+
 def test_a_join_whose_answer_was_lost_is_made_again(engine: Engine) -> None:
     """The proof that one rejoins by is there for the second try."""
     (one, line), two = _impatient(engine), engine.meta()
