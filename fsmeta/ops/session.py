@@ -194,14 +194,17 @@ def _forget(txn: Txn, field: bytes) -> None:
 def settle(txn: Txn, doubt: Doubt, sealed: int) -> bool:
     """Whether a commit was applied; if it was not, it never will be: its worker is at `sealed`.
 
-    That is a number which no commit has. Raises: Fenced (the commit) where the session has ended.
+    That is a number which no commit has. What was applied is written as it is, so that the answer
+    is as safe as that of a commit (`--redis-wait`). Raises: Fenced (the commit) where the session
+    has ended.
     """
     value = txn.get(doubt.fence, doubt.worker)
-    if value is not None and schema.id_of(value) >= doubt.number:
-        return schema.id_of(value) == doubt.number  # else somebody has settled it before
-    txn.fence = doubt.fence
-    txn.put(doubt.fence, doubt.worker, schema.pack_u64(sealed))
-    return False
+    last = 0 if value is None else schema.id_of(value)
+    if last <= doubt.number:  # else somebody has settled it before
+        txn.fence = doubt.fence
+        number = last if last == doubt.number else sealed
+        txn.put(doubt.fence, doubt.worker, schema.pack_u64(number))
+    return last == doubt.number
 
 
 def forget_last_commit(txn: Txn, sid: SessionId) -> None:

@@ -247,18 +247,22 @@ def test_a_fate_that_is_forgotten_is_an_error(engine: Engine) -> None:
     assert one.slices.floor(1 << 40) > piece.id
 
 
+@pytest.mark.parametrize("done", [True, False])
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_question_that_is_lost_too_leaves_it_in_doubt(engine: Engine, arrives: bool) -> None:
+def test_a_question_that_is_lost_too_leaves_it_in_doubt(
+    engine: Engine, arrives: bool, done: bool
+) -> None:
+    """The answer is that of a commit, so it is as safe: `--redis-wait`."""
     (one, line), two = _impatient(engine), engine.meta()
     ino = _create(two)
     piece = _piece(one)
-    line.arrives = False
+    line.arrives = done
     _in_doubt(one, line, ino, [(AT_END, piece)])
     one.transactor._deadline_s = SHORT_S
     line.cut, line.arrives = True, arrives
     with pytest.raises(Ambiguous):
         one.write_slices(ino, [(AT_END, piece)], 10, 1)
-    assert two.getattr(ROOT, ino).size == 0
+    assert two.getattr(ROOT, ino).size == 10 * done
     line.cut = False
     _patient(one)
     assert one.write_slices(ino, [(AT_END, piece)], 10, 1).after.size == 10
