@@ -170,7 +170,7 @@ def _serve_session(
         client.start()
         agreed = session.start()
         kernel.raise_readahead(mounted.mountpoint)
-        client.vfs.coherence.start(session.notifier)
+        client.vfs.coherence.start(session.notifier, session.under_way)
         past_pages = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)  # both came with Linux 6.6
         client.vfs.io.direct.obey(agreed.minor, drops_before=past_pages)
         _write_directly(client, agreed)
