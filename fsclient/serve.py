@@ -109,8 +109,11 @@ def serve(request: MountRequest, teller: Teller) -> int:
         request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc
     )
     try:
-        for warning in require_sound(request.meta, store):
+        review = require_sound(request.meta, store)
+        for warning in review.warnings:
             log.warning("%s", warning)
+        for note in review.notes:
+            log.info("%s", note)
         with naming(request.meta):
             client = Client(store, runtime, options, offer=request.offer, step=teller.step)
         if request.staging.options is None:
