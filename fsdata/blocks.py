@@ -416,6 +416,14 @@ class BlockStore:
             self._ranges.forget(key)
         self._objects.delete(*names.values())
 
+    def delete_blocks(self, slice_id: SliceId, blocks: Iterable[tuple[int, int]]) -> None:
+        """Remove some blocks (index, length) of a slice. Raises: Unavailable."""
+        names = {(slice_id, block): object_key(slice_id, block, size) for block, size in blocks}
+        for key in names:
+            self._cache.drop(key)
+            self._ranges.forget(key)
+        self._objects.delete(*names.values())
+
     def sync(self, slices: Iterable[tuple[SliceId, int]]) -> None:
         """Make the blocks of slices (id, size) survive a loss of power.
 

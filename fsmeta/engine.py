@@ -26,7 +26,18 @@ from fsmeta.errors import ConfigError
 from fsmeta.id_supply import INO_BATCH, SLICE_BATCH, IdSupply
 from fsmeta.neighbours import Neighbours
 from fsmeta.ops import acl as acls
-from fsmeta.ops import attr, create, directory, extent, flags, link, lookup, remove, rename
+from fsmeta.ops import (
+    attr,
+    create,
+    directory,
+    extent,
+    fitting,
+    flags,
+    link,
+    lookup,
+    remove,
+    rename,
+)
 from fsmeta.ops import xattr as xattrs
 from fsmeta.ops.create import NewNode
 from fsmeta.ops.inode import Changed, Env
@@ -374,6 +385,11 @@ class Meta:
         args = (ino, batch, length, mtime_ns, unprivileged)
         with self.slices.committing(ids):
             return self.transactor.run(verb, (extent.write, ROOT_CALLER, now_ns, args))
+
+    def fitting(self, ino: Ino, batch: Sequence[tuple[int, Slice]]) -> int:
+        """How many bytes of what `write_slices` was refused with ENOSPC or EDQUOT there is room
+        for."""
+        return self._view(fitting.fitting, ROOT_CALLER, ino, batch)
 
     def forget_chunks(self, inos: Iterable[Ino]) -> None:
         """Ask the store again for what is in these files."""
