@@ -77,9 +77,11 @@ def stacked(
 ) -> Stack:
     """`raw` with what a client puts around it."""
     pacing = pacing or Pacing()
-    adaptive = Adaptive(runtime, raw) if storage == "s3" else None
-    backoff = Backoff(total_s=pacing.timeout_s)
     leaving = runtime.event()
+    adaptive = None
+    if storage == "s3":
+        adaptive = Adaptive(runtime, raw, patience_s=pacing.timeout_s, leaving=leaving)
+    backoff = Backoff(total_s=pacing.timeout_s)
     retrying = Retrying(runtime, adaptive or raw, backoff, leaving)
     metered = Metered(runtime, retrying)
     store: ObjectStore = metered
