@@ -296,7 +296,7 @@ def _give(
         client.sendall(_head(answer.status, [*headers, ("Transfer-Encoding", "chunked")], None))
         for at in range(0, len(body), CHUNK_BYTES):
             part = body[at : at + CHUNK_BYTES]
-            client.sendall(b"%x;x=y\r\n%b\r\n" % (len(part), part))
+            client.sendall(b"%x;x=y\r\n%b\r\n" % (len(part), bytes(part)))
         client.sendall(b"0\r\nx-trailer: 1\r\n\r\n")
         return True
     client.sendall(head + body)

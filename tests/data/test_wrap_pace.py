@@ -203,7 +203,11 @@ def test_o1_the_wait_for_a_place_ends_with_the_timeout_and_when_the_client_leave
         leaving = sim.event()
         adaptive = Adaptive(sim, faulty, 1, patience_s=5.0, leaving=leaving)
         store = Retrying(sim, adaptive, Backoff(total_s=5.0), leaving)
-        first = sim.spawn("first", lambda: store.get("k"))
+
+        def hang() -> None:
+            store.get("k")
+
+        first = sim.spawn("first", hang)
         faulty.arrived.wait()
         begun = sim.monotonic()
         with pytest.raises(NoPlace, match="asked too much"):
