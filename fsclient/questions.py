@@ -51,7 +51,7 @@ class Questions:
         if not name.startswith(OWN_XATTRS):
             return None
         if name.startswith(CLONE_XATTR):
-            return self.cloner.tell(name)
+            return self.cloner.tell(caller, name)
         if name.startswith(DURABLE_XATTR):
             return ask_durable(self._meta, self._io, durable, ino, name)
         if name.startswith(WARM_XATTR) and self.warmer is not None:
