@@ -75,6 +75,7 @@ class Restorer:
         seen: set[bytes] = set()
         while cursor is not None:
             names, cursor = self._meta.names(hour, cursor)
+            self._beat()  # an hour may have millions
             fresh = [(name, ino) for name, ino, _ in names if name not in seen]
             seen.update(name for name, _ in fresh)
             yield fresh

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from fsclient.restore import Outcome, Restorer, Trashed
+from fsclient.restore import BEAT_S, Outcome, Restorer, Trashed
 from fsclient.steady_clock import BELIEVE_S
 from fsclient.trash_keeper import LOOK_EVERY_S, TrashKeeper
 from fsmeta import accounting
@@ -464,3 +464,19 @@ def test_hours_are_numbers(engine: Engine) -> None:
     assert meta.getattr(ROOT, hour).parent == TRASH_INO
     assert meta.getattr(ROOT, hour).mtime_ns == 5 * HOUR_NS
     assert NO_PARENT < ROOT_INO < TRASH_INO < hour
+
+
+def test_listing_the_trash_is_no_sign_of_death(engine: Engine) -> None:
+    """With each page the session beats, if it is time: an hour may take longer than a lease."""
+    meta, clocks = _client(engine), Clocks()
+    _file(meta, b"f")
+    meta.unlink(ROOT, ROOT_INO, b"f")
+    restorer = Restorer(meta, clocks, ROOT)
+    assert meta.session is not None
+    before = meta.session.beat
+    clocks.passed_s += BEAT_S + 1
+    restorer.hours()
+    assert meta.session.beat == before + 1
+    clocks.passed_s += BEAT_S + 1
+    restorer.of_path("/f")
+    assert meta.session.beat == before + 2
