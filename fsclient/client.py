@@ -24,6 +24,7 @@ from fsclient.metrics import Metrics, data_numbers, metadata_numbers
 from fsclient.object_options import parse_options
 from fsclient.object_stores import Pacing, Stack, open_objects, place_of, stacked
 from fsclient.packer import PACK_BELOW, PACKED_STORAGES
+from fsclient.process_limits import find_limits
 from fsclient.vfs import VFS
 from fsclient.virtual import VirtualFiles
 from fsclient.volume_key import KeyOffer, sealer_of
@@ -298,6 +299,7 @@ class Client:
             "mountpoint": self.options.mountpoint,
             "started": self._runtime.now_ns() // 10**9,
             "python": sys.version.split()[0],
+            "limits": find_limits()._asdict(),
         }
 
     def start(self) -> None:

@@ -27,6 +27,7 @@ and holds nothing while it talks to the kernel.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
@@ -38,6 +39,8 @@ from fsmeta.busy import BELIEVED_S
 from fsmeta.engine import Meta
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.types import Attr, Dentry, Ino
+
+log = logging.getLogger(__name__)
 
 LONG_S: Final = 3600.0
 SHORT_S: Final = 1.0
@@ -218,10 +221,16 @@ class Coherence:
         """We changed attributes of `ino` otherwise than the kernel has asked for.
 
         From the thread that serves a request about it, or from one that serves none: who is
-        answered may go on at once, so the kernel knows before.
+        answered may go on at once, so the kernel knows before. It raises nothing: what we changed
+        is stored, and who has heard of an error would have it stored again.
         """
-        if self._notifier is not None:
+        if self._notifier is None:
+            return
+        try:
             self._notifier.inval_attr(ino)
+        except OSError as error:
+            log.warning("the kernel is told later that inode %d has changed: %s", ino, error)
+            self.stale_pages(ino)
 
     def stale_pages(self, ino: Ino) -> None:
         """The kernel has pages of `ino` that are not what the file holds: as `stale`."""

@@ -48,6 +48,7 @@ class Stop:
     """Whether the session's workers are to end; set once."""
 
     requested = False
+    refuses = 0  # the errno of every request that is answered from now on; 0: it is served
 
 
 class Roster(Protocol):
@@ -129,7 +130,9 @@ class Worker:
                 opcode = _NO_OPCODE
             elif opcode in moving and _SIZE.unpack_from(view, BODY)[0] >= LARGE_BYTES:
                 roster.give_turn(slot)  # bytes are copied without the interpreter's lock
-            answer = serve(opcode, caller, ino, view, end)
+            answer = stop.refuses or serve(opcode, caller, ino, view, end)
+            if stop.refuses:  # what was served meanwhile may come too late to be stored
+                answer = stop.refuses
             stats.served += 1
             counts[opcode] += 1
             seconds[opcode] += clock() - begun

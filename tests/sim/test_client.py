@@ -12,9 +12,11 @@ from functools import partial
 
 import pytest
 
-from fsclient import compactor, leader, trash_keeper
+from fsclient import compactor, trash_keeper
+from fsclient.leadership import LEASE_S
 from fsdata import geometry
 from fsmeta import engine_trash, trash
+from fsmeta.transact import DEADLINE_S
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
 from tests.sim.disks import SimDisks
@@ -82,11 +84,12 @@ def live(
     calamity: Calamity | None,
     loads: list[Load] | None = None,
     disks: SimDisks | None = None,
+    meta_timeout_s: float = DEADLINE_S,
 ) -> None:
     """One world from beginning to end; its clients share the cache disks `disks`."""
     dice = random.Random(seed + 3)
     days = int(seed % 3 == 1)  # of an hour that is short, see `eager`
-    cluster = Cluster(sim, seed, weather, disks, days)
+    cluster = Cluster(sim, seed, weather, disks, days, meta_timeout_s)
     loads = loads or _loads(dice)
     first = cluster.add()
     for load in loads:
@@ -179,7 +182,7 @@ def _lose_leases(cluster: Cluster, dice: random.Random) -> None:
             victim.freeze()
         else:
             victim.cut(True)
-        cluster.sim.sleep(leader.LEASE_S * dice.choice((0.2, 1, 2)) + dice.random() * 30)
+        cluster.sim.sleep(LEASE_S * dice.choice((0.2, 1, 2)) + dice.random() * 30)
         if frozen:
             victim.thaw()
         else:
