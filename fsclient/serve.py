@@ -109,8 +109,11 @@ def serve(request: MountRequest, teller: Teller) -> int:
         request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc
     )
     try:
-        for warning in require_sound(request.meta, store):
+        review = require_sound(request.meta, store)
+        for warning in review.warnings:
             log.warning("%s", warning)
+        for note in review.notes:
+            log.info("%s", note)
         with naming(request.meta):
             client = Client(store, runtime, options, offer=request.offer, step=teller.step)
         if request.staging.options is None:
@@ -170,7 +173,7 @@ def _serve_session(
         client.start()
         agreed = session.start()
         kernel.raise_readahead(mounted.mountpoint)
-        client.vfs.coherence.start(session.notifier)
+        client.vfs.coherence.start(session.notifier, session.under_way)
         past_pages = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)  # both came with Linux 6.6
         client.vfs.io.direct.obey(agreed.minor, drops_before=past_pages)
         _write_directly(client, agreed)

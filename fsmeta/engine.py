@@ -222,7 +222,10 @@ class Meta:
         return self._remove(remove.rmdir, caller, parent, name)
 
     def rename(self, caller: Caller, old: Place, new: Place, flags: int = 0) -> Renamed:
-        return self._remove(rename.rename, caller, old, new, flags)
+        if not flags & rename.WHITEOUT:
+            return self._remove(rename.rename, caller, old, new, flags)
+        node = NewNode(Ino(self._inos.take()), rename.WHITEOUT_MODE)
+        return self._remove(rename.rename, caller, old, new, flags, node)
 
     def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Attr:
         return self._run(link.link, caller, ino, parent, name)
