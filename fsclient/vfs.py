@@ -270,7 +270,7 @@ class VFS:
 
     def statfs(self, caller: Caller, ino: Ino) -> StatFs:
         del caller
-        return self._meta.statfs(self.root if self._virtual.owns(ino) else ino)
+        return self.io.room.statfs(self.root if self._virtual.owns(ino) else ino)
 
     # --- files -----------------------------------------------------------------------------------
 
