@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TypeAlias
 
-from fsmeta.types import AT_END, AT_END_AGAIN, CHUNK_BYTES, Slice, SliceId
+from fsmeta.types import AT_END, CHUNK_BYTES, Slice, SliceId
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 TakeSpare: TypeAlias = Callable[[], bytearray | None]
@@ -193,11 +193,9 @@ class PendingSlice:
         """The slice as metadata has it, or will."""
         return Slice(self.pos + self.skipped, self.id, self.length, self.skipped, self.left)
 
-    def offer(self, doubtful: bool) -> tuple[int, Slice]:
-        """Where it goes, and the slice, as a commit takes it; `doubtful`: it may be there."""
-        if not self.append:
-            return self.chunk, self.record()
-        return AT_END_AGAIN if doubtful else AT_END, self.record()
+    def offer(self) -> tuple[int, Slice]:
+        """The chunk it goes to, or AT_END, and the slice, as a commit takes them."""
+        return AT_END if self.append else self.chunk, self.record()
 
     def cut_copied(self, slice_id: SliceId, size: int) -> PendingSlice:
         """Its first `size` bytes, which are stored under `slice_id` as well, as a slice."""

@@ -28,7 +28,8 @@ class SliceSink(Protocol):
         bytes then, and exactly that where appends went to the end that this client knew of.
 
         On return every view this client has of the file shows them. Raises: OSError, StoreError;
-        then nothing was applied, and the same batch will be offered again.
+        then the same slices will be offered again, perhaps with more behind them. Whether nothing
+        was applied the sink has to find out first, where it does not know (Ambiguous).
         """
 
     def fitting(self, ino: Ino, batch: Sequence[tuple[int, Slice]]) -> int:

@@ -28,7 +28,7 @@ from fsdata.geometry import chunk_ranges
 from fsdata.pending import Buffer, PendingBlock, PendingSlice, State
 from fsdata.uploads import AGE_FACTOR, Dirty
 from fsdata.write_side import WriteSide
-from fsmeta.errors import Ambiguous, StoreError, Unavailable
+from fsmeta.errors import StoreError, Unavailable
 from fsmeta.types import BLOCK_BYTES_MAX, CHUNK_BYTES, FILE_SIZE_MAX, Ino, Slice, SliceId
 
 OPEN_MAX = 16  # unsealed slices of a file: as many streams into it stay whole
@@ -64,7 +64,6 @@ class FileWriter:
         self._touched = 0.0
         self._dropped = False
         self._append_from = FILE_SIZE_MAX  # where the pending appends begin
-        self._doubtful = False  # a commit of appends may have been applied
         self._moved_to: int | None = None  # the size of a file that others have appended to
         self.misplaced = False  # pending appends are not where readers would look for them
 
@@ -356,8 +355,7 @@ class FileWriter:
         try:
             self._commit_whole(batch, durable)
         except OSError as error:
-            refused = is_full(error) and bool(batch) and not self._doubtful
-            if not refused or not self._commit_fitting(batch, durable):
+            if not is_full(error) or not batch or not self._commit_fitting(batch, durable):
                 raise
 
     def _commit_fitting(self, batch: list[PendingSlice], durable: bool) -> bool:
@@ -367,7 +365,7 @@ class FileWriter:
         """
         last = batch[-1].id
         for _ in range(FITTING_TRIES):
-            room = self._sink.fitting(self._ino, [piece.offer(False) for piece in batch])
+            room = self._sink.fitting(self._ino, [piece.offer() for piece in batch])
             try:
                 self._commit_whole(self._cutter.cut_copied(batch, room), durable)
                 break
@@ -391,15 +389,10 @@ class FileWriter:
             self._unsynced = []
         if not batch:
             return
-        records = [piece.offer(self._doubtful) for piece in batch]
+        records = [piece.offer() for piece in batch]
         length = max([piece.file_end for piece in batch])
         mtime_ns = max([piece.mtime_ns for piece in batch])
-        try:
-            self._sink.commit(self._ino, records, length, mtime_ns)
-        except Ambiguous:
-            self._doubtful = True
-            raise
-        self._doubtful = False
+        self._sink.commit(self._ino, records, length, mtime_ns)
         if not durable:
             self._unsynced += slices
         with self._cond:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from fsclient.restore import Outcome, Restorer, Trashed
+from fsclient.steady_clock import BELIEVE_S
 from fsclient.trash_keeper import LOOK_EVERY_S, TrashKeeper
 from fsmeta import accounting
 from fsmeta.check import check
@@ -28,6 +30,7 @@ from fsmeta.trash import (
 )
 from fsmeta.trash_hours import FORGET_S, expire, hours
 from fsmeta.types import NO_PARENT, ROOT_CALLER, ROOT_INO, Caller, FileType, Ino, Slice
+from tests.conftest import LogWatch
 from tests.meta.engines import RUNTIME, Engine
 from tests.outcome import errno_of
 
@@ -180,6 +183,14 @@ class Clocks(SystemRuntime):
         self.now_ns = lambda: RUNTIME.now_ns() - behind_ns
         self.monotonic = lambda: RUNTIME.monotonic() + self.passed_s
 
+    def pass_for(self, meta: Meta) -> None:
+        """What passes here passes for the store of `meta`, too."""
+
+        def now_ns() -> int:
+            return RUNTIME.now_ns() + int(self.passed_s * 1e9)
+
+        meta.now_ns = now_ns  # type: ignore[method-assign]
+
 
 def test_a_clock_that_is_behind_loses_nothing_in_the_trash(engine: Engine) -> None:
     """What its client deletes goes where others have emptied the trash long ago, and expires."""
@@ -187,6 +198,7 @@ def test_a_clock_that_is_behind_loses_nothing_in_the_trash(engine: Engine) -> No
     accounting.change_settings(engine.meta(), lambda now: now._replace(trash_days=1))
     store = engine.open()
     leader, client = Meta(store, clocks), Meta(engine.open(), late)
+    clocks.pass_for(leader)
     keeper = TrashKeeper(leader, clocks, lambda: False)
 
     def delete(name: bytes) -> None:
@@ -215,6 +227,60 @@ def test_a_clock_that_is_behind_loses_nothing_in_the_trash(engine: Engine) -> No
     delete(b"noted, for it is long ago")
     later(LOOK_EVERY_S)
     assert keeper.expired == 4
+
+
+def test_all_clients_ask_one_clock(engine: Engine) -> None:
+    """The store's, where there is a server; the test's own is up to half an hour ahead."""
+    assert abs(engine.first.now_ns() - time.time_ns()) < HOUR_NS
+
+
+def _old(meta: Meta, name: bytes) -> None:
+    """Something that was deleted half a day ago."""
+    now_ns = meta._now_ns
+    meta._now_ns = lambda: now_ns() - 12 * HOUR_NS
+    meta.create(ROOT, ROOT_INO, name, 0o100644)
+    meta.unlink(ROOT, ROOT_INO, name)
+    meta._now_ns = now_ns
+
+
+def test_a_leader_whose_clock_is_days_ahead_empties_nothing(engine: Engine) -> None:
+    """The clock of its host is not asked."""
+    _old(_client(engine), b"f")
+    leader = Meta(engine.open(), Clocks(behind_ns=-72 * HOUR_NS))
+    leader.sessions.open({"host": "test"})
+    leader.format = leader.format._replace(trash_days=1)
+    keeper = TrashKeeper(leader, Clocks(behind_ns=-72 * HOUR_NS), lambda: False)
+    keeper.turn()
+    assert keeper.expired == 0
+    assert len(_here(leader)) == 1
+
+
+@pytest.mark.parametrize("days", [3, -3])
+def test_a_store_whose_clock_leaps_empties_nothing_for_a_day(
+    engine: Engine, log_watch: LogWatch, days: int
+) -> None:
+    """For an hour it is wrong; if it stays so it is believed, for it may have been wrong before."""
+    log_watch.expect("the clock was set")
+    clocks = Clocks()
+    leader = _client(engine)
+    _old(leader, b"f")
+    wrong_ns = 0
+    leader.now_ns = lambda: (  # type: ignore[method-assign]
+        RUNTIME.now_ns() + int(clocks.passed_s * 1e9) + wrong_ns
+    )
+    keeper = TrashKeeper(leader, clocks, lambda: False)
+    keeper.turn()
+    for hours_on, wrong_days in ((1, days), (2, days), (3, 0)):
+        wrong_ns = wrong_days * 24 * HOUR_NS
+        clocks.passed_s = hours_on * 3600
+        keeper.turn()
+        assert keeper.expired == 0
+    wrong_ns = days * 24 * HOUR_NS
+    clocks.passed_s += LOOK_EVERY_S
+    keeper.turn()
+    clocks.passed_s += BELIEVE_S + LOOK_EVERY_S
+    keeper.turn()
+    assert keeper.expired == (1 if days > 0 else 0)
 
 
 @pytest.mark.parametrize("engine", ["redis"], indirect=True)
@@ -295,6 +361,42 @@ def test_one_path_and_the_latest_of_it(engine: Engine) -> None:
     assert restorer.of_path("/dir/f").attr.ino == inos[1]
     assert restorer.put_back([restorer.of_path("dir/f")], lambda _: None) == 0
     assert meta.lookup(ROOT, folder, b"f").ino == inos[1]
+
+
+def test_t1_a_path_brings_its_tree(engine: Engine) -> None:
+    """Over several hours, and of two things with one name the last; nothing of other trees."""
+    meta = _client(engine)
+    kept = meta.create(ROOT, ROOT_INO, b"kept", 0o40755).ino
+    other = _file(meta, b"other", kept)
+    meta.unlink(ROOT, kept, b"other")
+    top = meta.create(ROOT, kept, b"top", 0o40755).ino
+    for number in range(2):  # the first `sub` is not the one that comes back
+        sub = meta.create(ROOT, top, b"sub", 0o40755).ino
+        deep = meta.create(ROOT, sub, b"deep", 0o40755).ino
+        last = _file(meta, b"n%d" % number, deep)
+        meta.unlink(ROOT, deep, b"n%d" % number)
+        meta.rmdir(ROOT, sub, b"deep")
+        meta.rmdir(ROOT, top, b"sub")
+    early = _file(meta, b"b", top)
+    meta.unlink(ROOT, top, b"b")
+    meta.rmdir(ROOT, kept, b"top")
+    restorer = Restorer(meta, RUNTIME, ROOT)
+    things = restorer.tree("/kept/top")
+    assert [(each.path, each.attr.ino) for each in things] == [
+        ("/kept/top", top),
+        ("/kept/top/b", early),
+        ("/kept/top/sub", sub),
+        ("/kept/top/sub/deep", deep),
+        ("/kept/top/sub/deep/n1", last),
+    ]
+    assert restorer.put_back(things, lambda _: None) == 0
+    assert meta.lookup(ROOT, deep, b"n1").ino == last
+    assert [each.name for each in meta.names(top)[0]] == [b"b", b"sub"]
+    ((hour, _),) = restorer.hours()
+    left = [each.path for each in restorer.of_hour(hour)]
+    assert len(left) == 4
+    assert left[0] == "/kept/other"
+    assert restorer.tree("/kept/other")[0].attr.ino == other
 
 
 def test_a_directory_that_is_gone_for_good(engine: Engine) -> None:
