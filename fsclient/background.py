@@ -270,7 +270,8 @@ class Background:
                     self._cond.wait(WORK_EVERY_S)
 
     def work(self) -> None:
-        """One turn: lead if nobody does, then compact a chunk and pack a segment."""
+        """One turn: settle doubts, lead if nobody does, then compact a chunk and pack a segment."""
+        self._meta.settle_doubts()
         if self._leader.leads():
             self._leader.turn()
             self.quotas.turn()

@@ -19,7 +19,7 @@ from fsclient.page_versions import PageVersions
 from fsdata.writer import SliceSink
 from fsmeta.engine import Meta
 from fsmeta.ops.inode import Changed
-from fsmeta.types import AT_END, AT_END_AGAIN, CHUNK_BYTES, Ino, Slice, SliceId
+from fsmeta.types import AT_END, CHUNK_BYTES, Ino, Slice, SliceId
 
 
 def ignore_slices(ino: Ino, index: int, batch: Sequence[tuple[int, Slice]]) -> None:
@@ -76,7 +76,7 @@ class Commits:
         if after.mode != before.mode:
             self._coherence.stale(ino)
         indexes = dict.fromkeys(index for index, _ in batch)
-        if AT_END in indexes or AT_END_AGAIN in indexes:
+        if AT_END in indexes:
             if file is not None and file.writer is not None and after.size != length:
                 file.writer.relocated(after.size)
                 self._coherence.stale_pages(ino)

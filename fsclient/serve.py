@@ -30,6 +30,7 @@ from fsclient.interpreter import tune
 from fsclient.leaving import LEFT, Testament, telling
 from fsclient.metrics import operation_numbers
 from fsclient.object_stores import Pacing, require_usable, require_writable
+from fsclient.process_limits import raise_limits
 from fsclient.staging_slot import warn_of_journals
 from fsclient.subdir import find_root
 from fsclient.volume_key import KeyOffer
@@ -80,6 +81,7 @@ def serve(request: MountRequest, teller: Teller) -> int:
     Raises: ConfigError.
     """
     _start_log(request)
+    raise_limits()
     tune(request.buffer_bytes)
     runtime = SystemRuntime()
     options = ClientOptions(
@@ -171,6 +173,8 @@ def _serve_session(
         agreed = session.start()
         kernel.raise_readahead(mounted.mountpoint)
         client.vfs.coherence.start(session.notifier)
+        past_pages = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)  # both came with Linux 6.6
+        client.vfs.io.direct.obey(agreed.minor, drops_before=past_pages)
         _write_directly(client, agreed)
         client.vfs.locks.start(session)
         client.vfs.questions.on_remount = lambda: _obey_flags(client, mounted.mountpoint)

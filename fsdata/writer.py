@@ -28,11 +28,10 @@ from fsdata.budget import Budget
 from fsdata.geometry import chunk_ranges
 from fsdata.pending import Buffer, PendingBlock, PendingSlice, State
 from fsdata.uploads import AGE_FACTOR, Dirty, UploadPool
-from fsmeta.errors import Ambiguous, StoreError, Unavailable
+from fsmeta.errors import StoreError, Unavailable
 from fsmeta.runtime import Runtime
 from fsmeta.types import (
     AT_END,
-    AT_END_AGAIN,
     BLOCK_BYTES_MAX,
     CHUNK_BYTES,
     FILE_SIZE_MAX,
@@ -65,7 +64,8 @@ class SliceSink(Protocol):
         bytes then, and exactly that where appends went to the end that this client knew of.
 
         On return every view this client has of the file shows them. Raises: OSError, StoreError;
-        then nothing was applied, and the same batch will be offered again.
+        then the same slices will be offered again, perhaps with more behind them. Whether nothing
+        was applied the sink has to find out first, where it does not know (Ambiguous).
         """
 
     def give_up_slices(self, ids: Iterable[SliceId]) -> None:
@@ -101,7 +101,6 @@ class FileWriter:
         self._touched = 0.0
         self._dropped = False
         self._append_from = FILE_SIZE_MAX  # where the pending appends begin
-        self._doubtful = False  # a commit of appends may have been applied
         self._moved_to: int | None = None  # the size of a file that others have appended to
         self.misplaced = False  # pending appends are not where readers would look for them
 
@@ -390,16 +389,10 @@ class FileWriter:
             self._unsynced = []
         if not batch:
             return
-        at_end = AT_END_AGAIN if self._doubtful else AT_END
-        records = [(at_end if p.append else p.chunk, p.record()) for p in batch]
+        records = [(AT_END if p.append else p.chunk, p.record()) for p in batch]
         length = max([piece.file_end for piece in batch])
         mtime_ns = max([piece.mtime_ns for piece in batch])
-        try:
-            self._sink.commit(self._ino, records, length, mtime_ns)
-        except Ambiguous:
-            self._doubtful = True
-            raise
-        self._doubtful = False
+        self._sink.commit(self._ino, records, length, mtime_ns)
         if not durable:
             self._unsynced += slices
         with self._cond:

@@ -364,9 +364,17 @@ class Meta:
     ) -> Changed:
         """Make stored slices part of a file: (chunk index, slice) in order.
 
-        In no other name than that of `session`, where it is given. Raises: Fenced; Voided where gc
-        may have deleted them while others took us for dead.
+        In no other name than that of `session`, where it is given. Those that an earlier commit in
+        doubt has brought are left out. Raises: Fenced; Voided where gc may have deleted them while
+        others took us for dead.
         """
+        known = self.slices.settle([piece.id for _, piece in batch], self.transactor.fate)
+        if known:
+            batch, length = extent.without(batch, known)
+            if not batch:
+                attr = self.getattr(ROOT_CALLER, ino)
+                self.slices.give_up(known)
+                return Changed(attr, attr)
         ids, now_ns = [piece.id for _, piece in batch], self._now_ns()
 
         def verb(txn: Txn) -> Changed:
@@ -376,7 +384,13 @@ class Meta:
 
         args = (ino, batch, length, mtime_ns, unprivileged)
         with self.slices.committing(ids):
-            return self.transactor.run(verb, (extent.write, ROOT_CALLER, now_ns, args))
+            changed = self.transactor.run(verb, (extent.write, ROOT_CALLER, now_ns, args))
+        self.slices.give_up(known)
+        return changed
+
+    def settle_doubts(self) -> None:
+        """Find out what became of commits of slices whose answer was lost. Raises: StoreError."""
+        self.slices.settle_all(self.transactor.fate)
 
     def forget_chunks(self, inos: Iterable[Ino]) -> None:
         """Ask the store again for what is in these files."""
@@ -387,11 +401,12 @@ class Meta:
     ) -> bool:
         """Put `new` in place of `old`; False where somebody was first."""
         ids, now_ns = [piece.id for piece in new], self._now_ns()
+        exchange = extent.Exchange(old, new)
 
         def verb(txn: Txn) -> bool:
             txn.fence = self.sessions.fence_for(ids)
             env = Env(ROOT_CALLER, now_ns, *self._rules)
-            return extent.replace_prefix(txn, env, ino, index, old, new)
+            return extent.replace_prefix(txn, env, ino, index, exchange)
 
         with self.slices.committing(ids):
             return self.transactor.run(verb, (extent.replace_prefix,))

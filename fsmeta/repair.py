@@ -12,7 +12,7 @@ noted by `check` itself (`Remedy`); inodes are mended here. Memory is that of a 
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from itertools import count as count_up
 from typing import Final
@@ -29,6 +29,7 @@ from fsmeta.schema_sessions import unpack_session
 from fsmeta.schema_xattrs import charged, counted
 from fsmeta.sealed import is_sealed, is_shelf
 from fsmeta.slices import covered
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.trash import is_trash
 from fsmeta.txn import Txn
 from fsmeta.types import (
@@ -91,7 +92,7 @@ def _end_unreadable_sessions(meta: Meta) -> Iterator[str]:
 def _end_session(txn: Txn, field: bytes) -> None:
     txn.delete(schema.SESSIONS, field)
     if len(field) == 8:
-        session.bury_session(txn, SessionId(schema.id_of(field)))
+        session.erase_session(txn, SessionId(schema.id_of(field)))
 
 
 class _Pass:
@@ -122,8 +123,8 @@ class _Pass:
             yield from self._remedies(Stage.COUNTERS)
 
     def _commit(self, *writes: tuple[bytes, bytes | None, bytes | None]) -> None:
-        def verb(txn: Txn) -> None:
-            for row, field, value in writes:
+        def verb(txn: Txn, part: Sequence[tuple[bytes, bytes | None, bytes | None]]) -> None:
+            for row, field, value in part:
                 if field is None:
                     txn.delete_row(row)
                 elif value is None:
@@ -131,7 +132,8 @@ class _Pass:
                 else:
                     txn.put(row, field, value)
 
-        self._meta.transactor.run(verb)
+        for begin in range(0, len(writes), COMMIT_OPS_ENOUGH):
+            self._meta.transactor.run(partial(verb, part=writes[begin : begin + COMMIT_OPS_ENOUGH]))
         self._meta.cache.drop({row for row, _, _ in writes})
 
     def _remedies(self, stage: Stage) -> Iterator[str]:

@@ -16,7 +16,7 @@ directory, and what is kept as a map, here.
                  o            in the trash: its whole name, where the one there is cut
     d<ino8>      <name>       DENTRY; a directory without names has no row
     s<session8>  a            the session is alive (FENCE_FIELD): the edition it must follow
-                 w<worker2>   last sequence this worker has committed, 8 bytes
+                 w<worker2>   last sequence this worker has committed, 8 bytes; in E it stays
                  h<ino8>      the session holds this orphan open
                  n            Redis: token of the client, 8 bytes, highest sequence committed, 8
     E            <session8>   `n` of a session that others ended, or 1: proof for who rejoins

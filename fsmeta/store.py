@@ -39,7 +39,13 @@ FENCE_FIELD: Final = b"a"
 SCAN_PAGE: Final = 1000  # fields a page: ~100 kB, a few ms of any engine
 SHORT_ROW_FIELDS: Final = 128  # of a row that is read with others: all but files above 7 GiB
 SHORT_ROWS_BYTES: Final = 4 << 20  # of one such request, but for its last row: some ms of Redis
-COMMIT_OPS_MAX: Final = 4096  # checks and writes together; a commit blocks Redis while it runs
+# Checks and writes of a step, where what is to be done is done in steps. A step that is given up at
+# COMMIT_OPS_ENOUGH has room for one more thing.
+COMMIT_OPS_MAX: Final = 4096
+COMMIT_OPS_ENOUGH: Final = COMMIT_OPS_MAX // 2
+# Of any commit, which blocks Redis for about 0.3 s then. Only what counts in thousands of
+# directories above it comes near; it is refused beyond.
+COMMIT_OPS_LIMIT: Final = 1 << 15
 SUMS: Final = frozenset({b"U", b"Q"})  # schema.USAGE, schema.ACCOUNTS
 
 # What a write does; a write is the tuple given here, in the shape that engines send and apply.
@@ -101,14 +107,20 @@ class Applied(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some fields of a row, and where the next page begins; no cursor means the end."""
+    """Some fields of a row, and where the next page begins; no cursor means the end.
+
+    Only the last page may be without fields: a first page that has none is an empty row.
+    """
 
     items: list[tuple[bytes, bytes]]
     cursor: bytes | None
 
 
 class RowPage(NamedTuple):
-    """Some rows of the store, and where the next page begins; no cursor means the end."""
+    """Some rows of the store, and where the next page begins; no cursor means the end.
+
+    Any page may be without rows: looking for the next one takes as long as the store is large.
+    """
 
     rows: list[bytes]
     cursor: bytes | None

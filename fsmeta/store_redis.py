@@ -214,10 +214,15 @@ class RedisStore:
         ]
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
-        command = (b"HSCAN", self._prefix + row, cursor or b"0", b"COUNT", b"%d" % limit)
-        following, flat = ask(self._plain if is_table(row) else self._main, command)
-        items = list(zip(flat[::2], flat[1::2], strict=True))
-        return Page(items, None if following == b"0" else following)
+        channel = self._plain if is_table(row) else self._main
+        following, count = cursor or b"0", limit
+        while True:  # a part of the hash that has lost its fields is an empty page
+            command = (b"HSCAN", self._prefix + row, following, b"COUNT", b"%d" % count)
+            following, flat = ask(channel, command)
+            if flat or following == b"0":
+                items = list(zip(flat[::2], flat[1::2], strict=True))
+                return Page(items, None if following == b"0" else following)
+            count = max(count, min(2 * count, SCAN_PAGE))
 
     def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
         pattern = _glob_escape(self._prefix + prefix) + b"*"

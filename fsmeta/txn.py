@@ -69,6 +69,11 @@ class Txn:
         self.fence: bytes | None = None  # the session to commit in, where the verb cares
         self.first = True  # nothing that this verb supposed has turned out wrong
 
+    @property
+    def ops(self) -> int:
+        """Checks and writes so far."""
+        return len(self.reads) + len(self.writes)
+
     def is_snapshot(self) -> bool:
         """Whether everything read so far was true at one moment."""
         if self.cached:

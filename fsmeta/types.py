@@ -176,9 +176,7 @@ class Slice(NamedTuple):
 
 
 # In place of a chunk's index: the slice goes to the end of the file, wherever the commit finds it.
-# The second one says that it may be there already, because the answer to a commit was lost.
 AT_END: Final = -1
-AT_END_AGAIN: Final = -2
 
 
 class Usage(NamedTuple):

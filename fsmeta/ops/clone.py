@@ -41,13 +41,12 @@ from fsmeta.schema_xattrs import (
     counted,
 )
 from fsmeta.sealed import is_sealed
-from fsmeta.store import COMMIT_OPS_MAX
+from fsmeta.store import COMMIT_OPS_ENOUGH, COMMIT_OPS_MAX
 from fsmeta.trash import TRASH_INO
 from fsmeta.txn import Txn
 from fsmeta.types import FLAGS_INHERITED, Attr, Caller, FileType, Ino, SessionId, SliceId, SliceKind
 
 CHILDREN_MAX: Final = 300  # of one step: their rows come in one request
-_OPS_ENOUGH: Final = COMMIT_OPS_MAX // 2  # of one commit; what is left of the step comes later
 NOBODY: Final = schema.pack_u64(0)  # a builder that is no session, so has ended
 _DEVICES: Final = (FileType.CHR, FileType.BLK)
 _USER_FIELDS: Final = schema.xattr_field(b"user.")
@@ -191,8 +190,7 @@ def children(
     taken = 0
     for child, found in zip(wanted, rows, strict=True):
         fields = found.fields
-        done_ops = len(txn.reads) + len(txn.writes) + len(uses)
-        if taken and done_ops + 3 * len(fields) > _OPS_ENOUGH:
+        if taken and txn.ops + len(uses) + 3 * len(fields) > COMMIT_OPS_ENOUGH:
             break
         taken += 1
         check_name(child.name)  # a source may have names that nobody can use

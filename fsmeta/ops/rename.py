@@ -35,7 +35,6 @@ EXCHANGE: Final = 2
 WHITEOUT: Final = 4
 WHITEOUT_MODE: Final = 0o020000  # a device 0/0 that nobody may open: overlayfs hides a name by it
 _FLAGS: Final = (0, NOREPLACE, EXCHANGE, WHITEOUT, WHITEOUT | NOREPLACE)
-_DEPTH_MAX: Final = 10_000  # more directories above one another than any path can name
 
 
 class Place(NamedTuple):
@@ -113,11 +112,13 @@ def _require_no_loop(
 
 
 def _is_under(txn: Txn, directory: Ino, ancestor: Ino) -> bool:
-    for _ in range(_DEPTH_MAX):
+    seen: set[Ino] = set()
+    while directory not in seen:
         if directory == ancestor:
             return True
         if directory == ROOT_INO:
             return False
+        seen.add(directory)
         directory = get_stable(txn, directory).parent
         if directory == NO_PARENT:
             raise OSError(errno.ENOENT, "a directory above has been removed")

@@ -68,7 +68,7 @@ def test_p4_what_is_refused_leaves_nothing(engine: Engine) -> None:
         _make(meta, ROOT_INO, name)
     places = Place(ROOT_INO, b"a"), Place(ROOT_INO, b"b")
     for flags, code in ((WHITEOUT | EXCHANGE, errno.EINVAL), (WHITEOUT | NOREPLACE, errno.EEXIST)):
-        with pytest.raises(OSError, match="rename|exists") as caught:
+        with pytest.raises(OSError, match=r"rename|exists") as caught:
             meta.rename(ROOT, *places, flags)
         assert caught.value.errno == code
     assert meta.statfs().inodes_used == 3
