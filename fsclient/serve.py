@@ -39,6 +39,7 @@ from fsdata.budget import BUFFER_BYTES
 from fsmeta.errors import ConfigError, Rewound, StoreError
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.transact import DEADLINE_S
+from fsmeta.types import ROOT_INO
 from fsmeta.urls import shown_url
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ def _serve_mounted(
     client.vfs.xattrs.acls = client.meta.has_acls() if acl is None else acl
     config = SessionConfig(
         threads=request.threads,
-        wants=KernelWants(acl=client.vfs.xattrs.acls),
+        wants=KernelWants(acl=client.vfs.xattrs.acls, export=client.vfs.root == ROOT_INO),
         trace=trace,
         on_corrupt=_freezer(client),
         idle=idle,
@@ -172,7 +173,7 @@ def _serve_session(
         client.start()
         agreed = session.start()
         kernel.raise_readahead(mounted.mountpoint)
-        client.vfs.coherence.start(session.notifier)
+        client.vfs.coherence.start(session.notifier, session.under_way)
         past_pages = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)  # both came with Linux 6.6
         client.vfs.io.direct.obey(agreed.minor, drops_before=past_pages)
         _write_directly(client, agreed)

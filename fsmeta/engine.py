@@ -26,7 +26,18 @@ from fsmeta.errors import ConfigError
 from fsmeta.id_supply import INO_BATCH, SLICE_BATCH, IdSupply
 from fsmeta.neighbours import Neighbours
 from fsmeta.ops import acl as acls
-from fsmeta.ops import attr, create, directory, extent, flags, link, lookup, remove, rename
+from fsmeta.ops import (
+    attr,
+    create,
+    directory,
+    extent,
+    fitting,
+    flags,
+    link,
+    lookup,
+    remove,
+    rename,
+)
 from fsmeta.ops import xattr as xattrs
 from fsmeta.ops.create import NewNode
 from fsmeta.ops.inode import Changed, Env
@@ -336,6 +347,10 @@ class Meta:
         """How much the quotas of a file let it grow; None where it has no limit."""
         return self._view(quota.free_space, ROOT_CALLER, ino)
 
+    def now_ns(self) -> int:
+        """What time it is for the store; this host's clock may be wrong."""
+        return self.transactor.view(lambda _txn: self.store.now_ns())
+
     def sync(self) -> None:
         """Return when what was answered survives a power loss, as far as the store can tell."""
         self.store.sync()
@@ -396,6 +411,14 @@ class Meta:
     def settle_doubts(self) -> None:
         """Find out what became of commits of slices whose answer was lost. Raises: StoreError."""
         self.slices.settle_all(self.transactor.fate)
+
+    def fitting(self, ino: Ino, batch: Sequence[tuple[int, Slice]]) -> int:
+        """How many bytes of what `write_slices` was refused with ENOSPC or EDQUOT there is room
+        for."""
+        known = self.slices.settle([piece.id for _, piece in batch], self.transactor.fate)
+        there = sum(piece.length for _, piece in batch if piece.id in known)
+        left, _ = extent.without(batch, known)
+        return there + self._view(fitting.fitting, ROOT_CALLER, ino, left)
 
     def forget_chunks(self, inos: Iterable[Ino]) -> None:
         """Ask the store again for what is in these files."""

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 
 from fsmeta import schema, volume
 from fsmeta.engine_locks import LockVerbs
-from fsmeta.errors import Fenced, Rewound, StoreError, Voided
+from fsmeta.errors import Ambiguous, Fenced, Rewound, StoreError, Voided
 from fsmeta.ops import reclaim
 from fsmeta.ops import session as sessions
 from fsmeta.ops.session import Belongings
@@ -118,6 +118,10 @@ class SessionVerbs:
             _close_own(self._run, self._locks, session.id)
         except Fenced:
             pass  # others ended it first
+        except Ambiguous as error:
+            if not isinstance(error.__cause__, Voided):
+                raise
+            # its row is gone, and with it what we did last: which was that, or others were first
         finally:
             self.own = None  # not before: the last commits may have to follow new settings
         self._run.fence = None

@@ -46,6 +46,10 @@ class Interrupts:
         """The calling thread serves no more."""
         self.serving[slot] = ABSENT
 
+    def under_way(self) -> frozenset[int]:
+        """Requests that are being served, or whose answers are being written."""
+        return frozenset(unique for unique in self.serving if unique > IDLE)
+
     def interrupt(self, unique: int) -> bool:
         """End the request `unique`; False where it is not aside and not served (or not yet)."""
         cancel = self.aside.get(unique)

@@ -75,6 +75,7 @@ class Session:
         self._config = config or SessionConfig()
         most = max(self._config.threads, self._config.threads_max)
         self._interrupts = Interrupts(most)
+        self.under_way = self._interrupts.under_way
         self._stats = [SlotStats() for _ in range(most)]
         self._crew = Crew(
             runtime,

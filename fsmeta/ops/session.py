@@ -26,6 +26,7 @@ JOINING: Final = (
     (schema.COUNTERS, schema.NEXT_SLICE),
     (schema.BACKGROUND, schema.VOID),
 )  # what `open_session` reads
+TIDIED_MAX: Final = 1000  # other fields of a session that is ended; the rest goes with its row
 _NO_PROOF: Final = b"1"
 _RECORD: Final = schema.worker_field(0)[:1]  # how fields of workers begin
 ENDED_MAX: Final = 1000  # sessions remembered after others ended them; who comes later is refused
@@ -154,11 +155,13 @@ def _retire(txn: Txn, sid: SessionId) -> None:
     for old in remembered[: max(0, len(remembered) - ENDED_MAX + 1)]:
         _forget(txn, old)
     txn.put(schema.ENDED, schema.pack_u64(sid), proof or _NO_PROOF)
+    txn.delete(row, FENCE_FIELD)
     for field in fields:
         if field[:1] == _RECORD:
             txn.append(row, field, b"")
-        else:
-            txn.delete(row, field)
+    held = [field for field in fields if field[:1] not in (_RECORD, FENCE_FIELD)]
+    for field in held[:TIDIED_MAX]:
+        txn.delete(row, field)
 
 
 def fence_off(txn: Txn, sid: SessionId) -> None:
@@ -194,14 +197,17 @@ def _forget(txn: Txn, field: bytes) -> None:
 def settle(txn: Txn, doubt: Doubt, sealed: int) -> bool:
     """Whether a commit was applied; if it was not, it never will be: its worker is at `sealed`.
 
-    That is a number which no commit has. Raises: Fenced (the commit) where the session has ended.
+    That is a number which no commit has. What was applied is written as it is, so that the answer
+    is as safe as that of a commit (`--redis-wait`). Raises: Fenced (the commit) where the session
+    has ended.
     """
     value = txn.get(doubt.fence, doubt.worker)
-    if value is not None and schema.id_of(value) >= doubt.number:
-        return schema.id_of(value) == doubt.number  # else somebody has settled it before
-    txn.fence = doubt.fence
-    txn.put(doubt.fence, doubt.worker, schema.pack_u64(sealed))
-    return False
+    last = 0 if value is None else schema.id_of(value)
+    if last <= doubt.number:  # else somebody has settled it before
+        txn.fence = doubt.fence
+        number = last if last == doubt.number else sealed
+        txn.put(doubt.fence, doubt.worker, schema.pack_u64(number))
+    return last == doubt.number
 
 
 def forget_last_commit(txn: Txn, sid: SessionId) -> None:

@@ -9,8 +9,11 @@ import pytest
 
 from fsmeta import schema
 from fsmeta.engine import Meta
+from fsmeta.engine_locks import Range
 from fsmeta.errors import Ambiguous, Fenced, StoreFull, Voided
 from fsmeta.ops import session as sessions
+from fsmeta.ops.lock import Outcome
+from fsmeta.schema_locks import Kind
 from fsmeta.store import FENCE_FIELD, Applied, Commit
 from fsmeta.types import AT_END, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, SliceId
 from tests.meta.engines import Engine
@@ -187,6 +190,25 @@ def test_names_that_were_made_are_no_error_though_the_session_was_ended(engine: 
     assert two.lookup(ROOT, ROOT_INO, b"d").ino == made.ino
 
 
+def test_a_lock_that_went_with_its_session_is_not_had(engine: Engine) -> None:
+    """The client has joined anew before it asks what became of the commit."""
+    (one, line), two = _impatient(engine), engine.meta()
+    sid, ino = one.session, _create(two)
+    assert sid is not None
+    _patient(one)
+
+    def meanwhile() -> None:
+        line.cut = False
+        two.sessions.end(sid.id)
+        one.sessions.open({}, sid.id)
+
+    line.cut, line.meanwhile = True, meanwhile
+    with pytest.raises(Fenced):
+        one.locks.setlk(ino, Kind.FLOCK, 1, Range(True))
+    assert two.locks.setlk(ino, Kind.FLOCK, 1, Range(True)).outcome is Outcome.GRANTED
+    two.locks.unlock(ino, Kind.FLOCK, 1)
+
+
 def test_a_repeat_that_finds_no_room_does_not_hide_what_was_done(engine: Engine) -> None:
     """A full Redis takes no script, though it has run the same one before."""
     one, line = _impatient(engine)
@@ -225,18 +247,22 @@ def test_a_fate_that_is_forgotten_is_an_error(engine: Engine) -> None:
     assert one.slices.floor(1 << 40) > piece.id
 
 
+@pytest.mark.parametrize("done", [True, False])
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_question_that_is_lost_too_leaves_it_in_doubt(engine: Engine, arrives: bool) -> None:
+def test_a_question_that_is_lost_too_leaves_it_in_doubt(
+    engine: Engine, arrives: bool, done: bool
+) -> None:
+    """The answer is that of a commit, so it is as safe: `--redis-wait`."""
     (one, line), two = _impatient(engine), engine.meta()
     ino = _create(two)
     piece = _piece(one)
-    line.arrives = False
+    line.arrives = done
     _in_doubt(one, line, ino, [(AT_END, piece)])
     one.transactor._deadline_s = SHORT_S
     line.cut, line.arrives = True, arrives
     with pytest.raises(Ambiguous):
         one.write_slices(ino, [(AT_END, piece)], 10, 1)
-    assert two.getattr(ROOT, ino).size == 0
+    assert two.getattr(ROOT, ino).size == 10 * done
     line.cut = False
     _patient(one)
     assert one.write_slices(ino, [(AT_END, piece)], 10, 1).after.size == 10
@@ -277,6 +303,41 @@ def test_what_an_ended_session_did_is_kept_until_its_client_is_back(engine: Engi
     one.sessions.open({}, one.session.id)
     assert two.store.read_rows([row]) == [{}]
     assert two.store.read([(schema.ENDED, ended)]) == [None]
+
+
+def test_a_session_that_holds_very_much_can_be_ended(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds is looked at no more; the rest of it goes with the row."""
+    monkeypatch.setattr(sessions, "TIDIED_MAX", 1)
+    one, two = engine.meta(), engine.meta()
+    sid = one.session
+    assert sid is not None
+    inos = [one.create(ROOT, ROOT_INO, b"f%d" % n, 0o100644).ino for n in range(3)]
+    for number in range(3):
+        one.unlink(ROOT, ROOT_INO, b"f%d" % number)
+    assert len(one.deletion.hold_orphans(inos)) == 3
+    two.sessions.end(sid.id)
+    row = schema.session_row(sid.id)
+    left = [field[:1] for field in two.store.read_rows([row])[0]]
+    assert FENCE_FIELD not in left
+    assert 2 <= left.count(b"h") <= 3
+    one.sessions.open({}, sid.id)
+    assert two.store.read_rows([row]) == [{}]
+
+
+def test_leaving_whose_answer_was_lost_is_no_error(engine: Engine) -> None:
+    """The session's row is gone, and with it what became of the commit."""
+    one, line = _impatient(engine)
+    _patient(one)
+    _create(one)
+
+    def meanwhile() -> None:
+        line.cut = False
+
+    line.cut, line.meanwhile = True, meanwhile
+    one.sessions.close()
+    assert not engine.meta().sessions.all()[1:]
 
 
 def test_a_join_whose_answer_was_lost_is_made_again(engine: Engine) -> None:

@@ -83,6 +83,23 @@ def test_names_and_listings_are_told_twice_and_attributes_once(
     assert told.seen == [("inode", ROOT_INO), *listing, *listing]
 
 
+def test_an_answer_that_was_stuck_is_taken_back() -> None:
+    """It came after both notifications, and the kernel believed it for an hour."""
+    serving: set[int] = {7, 8}
+    with meta_only(memory()) as fs:
+        coherence, told = Coherence(fs.meta, RUNTIME), Told()
+        coherence.start(told, lambda: serving)
+        name = ("entry", ROOT_INO, b"name")
+        coherence.absent(ROOT_INO, b"name")  # the answer to 7
+        coherence._changed([schema.dir_row(ROOT_INO)])
+        wait_until(lambda: told.seen.count(name) == 2)
+        serving.remove(8)
+        serving.add(9)
+        serving.remove(7)
+        wait_until(lambda: told.seen.count(name) == 3)
+        coherence.stop()
+
+
 def test_news_do_not_wait_for_the_repetition_of_others(
     kernel: tuple[Told, Coherence], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -479,6 +479,7 @@ def test_w4_limits_are_judged_at_once(tmp_path: Path, log_watch: LogWatch) -> No
         with pytest.raises(OSError, match="full") as caught:
             write(pair.me, b"/d/too-much", bytes(400_000))
         assert caught.value.errno == errno.ENOSPC
+        assert pair.me.stat(b"/d/too-much").size == 245_760  # what fitted is kept
         pair.me.unlink(b"/d/too-much")
         pair.release()
         assert pair.mine.meta.statfs().space_used == 4 * 200_704
