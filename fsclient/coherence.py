@@ -131,6 +131,17 @@ class Coherence:
         """Attributes with the time the kernel may believe them."""
         return Stat(attr, SHORT_S if self._notifier is None else self._attr_ttl(attr))
 
+    def reading(self, ino: Ino) -> None:
+        """The kernel is about to keep pages of a file, maybe without asking for its attributes.
+
+        To be called before the store is asked what is in them.
+        """
+        while True:
+            inodes = self._inodes
+            inodes.add(ino)
+            if inodes is self._inodes:
+                return
+
     def _make_room(self) -> None:
         """Where there are too many leases, begin anew: most are of what nobody uses any more."""
         if max(len(self._inodes), self._name_count) >= LEASES_MAX:

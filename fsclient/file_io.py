@@ -153,6 +153,7 @@ class FileIO:
         file = handle.file
         if not past_pages:
             file.paged = True
+            self._coherence.reading(file.ino)
         if file.lost:
             _require_locks(handle)
         if handle.reader is None:

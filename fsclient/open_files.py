@@ -19,7 +19,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from fsclient.atimes import Atimes
@@ -31,6 +31,7 @@ from fsdata.writer import FileWriter
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.runtime import Lock, Runtime
+from fsmeta.schema import INODE_PREFIX, id_of
 from fsmeta.types import ROOT_CALLER, Attr, Caller, Ino, Slice
 
 CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does not vouch
@@ -211,6 +212,19 @@ class OpenFiles:
         self._forgotten = 0  # the latest that `_closed` had no room for; guarded by _lock
         self.locked: set[Ino] = set()  # whose locks somebody here has asked for
         self.on_last: Callable[[OpenFile], object] = bool  # a file is closed; under the lock
+        meta.on_change(self._changed, first=True)  # the kernel, once told, reads anew
+
+    def _changed(self, rows: Sequence[bytes] | None) -> None:
+        """Others have changed `rows` (None: perhaps all): what was read of them is old."""
+        if not self._files:
+            return
+        inos = (
+            self._files if rows is None else [id_of(row) for row in rows if row[:1] == INODE_PREFIX]
+        )
+        for ino in list(inos):
+            file = self._files.get(Ino(ino))
+            if file is not None:
+                file.forget_chunks()
 
     def enter(self, ino: Ino, flags: int) -> tuple[int, FileHandle]:
         """A new handle of a file; its file knows nothing yet if it was not open."""

@@ -155,9 +155,14 @@ class Meta:
 
     # --- coherence -------------------------------------------------------------------------------
 
-    def on_change(self, listener: Callable[[Sequence[bytes] | None], None]) -> None:
-        """Tell `listener` which rows others changed (None: perhaps all), once we forgot them."""
-        self._listeners.append(listener)
+    def on_change(
+        self, listener: Callable[[Sequence[bytes] | None], None], first: bool = False
+    ) -> None:
+        """Tell `listener` which rows others changed (None: perhaps all), once we forgot them.
+
+        `first`: before those that were named earlier.
+        """
+        self._listeners.insert(0 if first else len(self._listeners), listener)
 
     def _rows_changed(self, rows: Sequence[bytes] | None) -> None:
         self._tell(self.cache.hear(rows))
