@@ -24,6 +24,7 @@ from fsclient.metrics import Metrics, data_numbers, metadata_numbers
 from fsclient.object_options import parse_options
 from fsclient.object_stores import Pacing, Stack, open_objects, place_of, stacked
 from fsclient.packer import PACK_BELOW, PACKED_STORAGES
+from fsclient.process_limits import find_limits
 from fsclient.vfs import VFS
 from fsclient.virtual import VirtualFiles
 from fsclient.volume_key import KeyOffer, sealer_of
@@ -250,6 +251,7 @@ class Client:
             self.blocks.let_through = self.writeback.objects.let_through
             self.background.in_use = self.writeback.held_inodes
             self.vfs.durable = self.writeback
+            self.writeback.on_published = self.vfs.questions.durable.nudge
             self.vfs.questions.cloner.tree = self.writeback.published
             self.metrics.add(self.writeback.numbers)
         self.metrics.add(lambda: metadata_numbers(self.meta))
@@ -297,6 +299,7 @@ class Client:
             "mountpoint": self.options.mountpoint,
             "started": self._runtime.now_ns() // 10**9,
             "python": sys.version.split()[0],
+            "limits": find_limits()._asdict(),
         }
 
     def start(self) -> None:
@@ -329,7 +332,7 @@ class Client:
 
     def stop(self) -> bool:
         """Store everything and leave; False where something could not be stored (it is logged)."""
-        self.vfs.questions.cloner.close()
+        self.vfs.questions.close()
         if self.writeback is None:  # else a journal takes what a store that is away does not
             self._retrying.give_up_together()
         losses = self.vfs.io.losses

@@ -34,6 +34,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from fsclient.filesystem import Entry, Notifier, Stat
+from fsclient.later import Later, Take
 from fsmeta import schema
 from fsmeta.busy import BELIEVED_S
 from fsmeta.engine import Meta
@@ -89,7 +90,7 @@ class Coherence:
         self._cond = runtime.condition()
         self._queue: deque[Sequence[bytes] | None] = deque()  # guarded by _cond; None: all rows
         self._stale_pages: set[Ino] = set()  # guarded by _cond
-        self._drops: deque[tuple[Ino, _Then]] = deque()  # guarded by _cond
+        self._drops: deque[tuple[_Then, _Then]] = deque()  # told how, and then; guarded by _cond
         self._stopped = False  # guarded by _cond
         self._notifier: Notifier | None = None
         self._under_way: Callable[[], Collection[int]] = frozenset
@@ -274,12 +275,33 @@ class Coherence:
 
         False where there is no kernel to be told. From any thread.
         """
-        if self._notifier is None:
-            return False
+        notifier = self._notifier
+        return notifier is not None and self._drop_soon(lambda: notifier.reload(ino), then)
+
+    def drop_range(self, ino: Ino, begin: int, end: int) -> Later[None] | None:
+        """Have the kernel forget pages with these bytes, before who waits for it is answered.
+
+        None where there is no kernel to be told.
+        """
+        notifier = self._notifier
+        if notifier is None:
+            return None
+
+        def start(take: Take[None]) -> None:
+            def done() -> None:
+                take(lambda: None)
+
+            if not self._drop_soon(lambda: notifier.inval_pages(ino, begin, end), done):
+                done()
+
+        return Later(start)
+
+    def _drop_soon(self, tell: _Then, then: _Then) -> bool:
+        """Have the notifier `tell` the kernel and then do `then`; False where it has ended."""
         with self._cond:
             if self._stopped:
                 return False
-            self._drops.append((ino, then))
+            self._drops.append((tell, then))
             self._cond.notify()
         return True
 
@@ -326,12 +348,11 @@ class Coherence:
         if left:
             again.append(_Again(self._runtime.monotonic() + AGAIN_AFTER_S, leases, left, told=True))
 
-    def _drop(self, drops: Iterable[tuple[Ino, _Then]]) -> None:
-        for ino, then in drops:
-            assert self._notifier is not None
+    def _drop(self, drops: Iterable[tuple[_Then, _Then]]) -> None:
+        for tell, then in drops:
             self.notifications += 1
             try:
-                self._notifier.reload(ino)
+                tell()
             finally:
                 then()
 

@@ -263,15 +263,20 @@ class Leader:
 
 
 def _batches(drops: Drops) -> Iterator[Drops]:
-    """`drops` in parts whose deletion is recorded together."""
+    """`drops` in parts whose deletion is recorded together.
+
+    A field that has more comes in several, the first of which has what was dropped first.
+    """
     batch: dict[bytes, list[tuple[SliceId, int]]] = {}
     size = 0
-    for field, dead in drops.items():
-        if batch and size + 1 + len(dead) > FORGET_BATCH:
-            yield batch
-            batch, size = {}, 0
-        batch[field] = dead
-        size += 1 + len(dead)
+    for field, all_dead in drops.items():
+        for begin in range(0, len(all_dead), FORGET_BATCH):
+            dead = all_dead[begin : begin + FORGET_BATCH]
+            if batch and size + 1 + len(dead) > FORGET_BATCH:
+                yield batch
+                batch, size = {}, 0
+            batch[field] = dead
+            size += 1 + len(dead)
     if batch:
         yield batch
 

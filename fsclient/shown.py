@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from fsclient.coherence import Coherence
 from fsclient.filesystem import Entry, Stat
+from fsclient.lookups import Lookups
 from fsclient.open_files import OpenFiles
 from fsmeta.engine import Meta
 from fsmeta.trash import is_trash
@@ -25,10 +26,13 @@ from fsmeta.types import ROOT_CALLER, Attr, Dentry, Ino
 class Shown:
     """Attributes and entries as this mount sees them."""
 
-    def __init__(self, meta: Meta, files: OpenFiles, coherence: Coherence) -> None:
+    def __init__(
+        self, meta: Meta, files: OpenFiles, coherence: Coherence, lookups: Lookups
+    ) -> None:
         self._meta = meta
         self._files = files
         self._coherence = coherence
+        self._lookups = lookups
 
     def now(self) -> int:
         """To be asked before attributes are, and given along with them: what is new needs none."""
@@ -51,7 +55,11 @@ class Shown:
         return Stat(attr, 0.0) if written else self._coherence.stat(attr)
 
     def entry(self, parent: Ino, name: bytes, attr: Attr, asked: int | None = None) -> Entry:
-        """What `name` leads to."""
+        """What `name` leads to; it counts as a lookup."""
+        self._lookups.add(attr.ino)
+        return self._entry(parent, name, attr, asked)
+
+    def _entry(self, parent: Ino, name: bytes, attr: Attr, asked: int | None) -> Entry:
         attr, written = self._latest(attr, asked)
         entry = self._coherence.entry(parent, name, attr)
         return entry._replace(attr_ttl=0.0) if written else entry
@@ -64,6 +72,7 @@ class Shown:
         asked = self.now()
         attrs = self._meta.attrs([child for _, child, _ in unknown])
         found = [(name, attrs[child]) for name, child, _ in unknown if child in attrs]
+        self._lookups.add_all([attr.ino for _, attr in found])
         entries = self._coherence.entries(ino, found)
         inos = set(self._files.open_among(attrs))
         if self.now() != asked:
@@ -71,5 +80,5 @@ class Shown:
         if inos:
             for name, attr in found:
                 if attr.ino in inos:
-                    entries[name] = self.entry(ino, name, attr, asked)
+                    entries[name] = self._entry(ino, name, attr, asked)
         return [entries.get(name) for name, _, _ in names]

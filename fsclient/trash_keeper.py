@@ -17,7 +17,7 @@ from typing import Final
 from fsmeta.engine import Meta
 from fsmeta.runtime import Runtime
 from fsmeta.trash import hour_at
-from fsmeta.trash_hours import FORGET_S, expire, forget, hours
+from fsmeta.trash_hours import FORGET_S, expiring, forget, hours
 from fsmeta.types import Ino
 
 LOOK_EVERY_S: Final = 10.0
@@ -60,12 +60,13 @@ class TrashKeeper:
 
     def _empty(self, hour: Ino, noted: bytes, enough: Callable[[], bool]) -> None:
         """Delete what is in an hour's directory, a page at a time."""
-        while not self._stopping() and not enough():
-            count = expire(self._meta, hour)
-            self.expired += count
-            if not count:
-                self._forget(hour, noted)
+        if self._stopping() or enough():
+            return
+        for gone in expiring(self._meta, hour):
+            self.expired += gone
+            if self._stopping() or enough():
                 return
+        self._forget(hour, noted)
 
     def _is_known_empty(self, hour: Ino, noted: bytes) -> bool:
         return 0 <= self._empty_s(hour, noted) < FORGET_S

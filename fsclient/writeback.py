@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from fsclient.commits import ignore_slices
 from fsclient.data_side import DataSide
@@ -30,10 +30,11 @@ from fsdata.objects import ObjectStore
 from fsdata.staging_data import Spot, StagingData
 from fsdata.staging_disk import DirectoryDisk, StagingDisk
 from fsdata.staging_log import StagingLog
+from fsmeta.backlog import Goal
 from fsmeta.cache import RowCache
 from fsmeta.engine import Meta
 from fsmeta.entry import EVERY, VERBS, Entry, Need, Rules, unpack
-from fsmeta.errors import StoreError
+from fsmeta.errors import StoreError, Unavailable
 from fsmeta.ops import publish
 from fsmeta.published import Published
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
@@ -45,10 +46,12 @@ from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SYNC_S: Final = 1.0  # what is in the journal survives a loss of power so much later, unasked
 DRAIN_S: Final = 50.0  # the default of `--drain-timeout`: `umount` waits 60 s for the client
 JOURNAL_BITS: Final = 63
-RECOVERY_S: Final = 30.0  # for the object store, where a block is missing on the disk
+RECOVERY_S: Final = 30.0  # for the disk to be read, or the store to say what it has
 
 
 def open_disk(runtime: Runtime, root: str, volume: str, others: Sequence[str] = ()) -> StagingDisk:
@@ -109,6 +112,7 @@ class WriteBack:
         self._published: Published
         self._started = False
         self.on_write = ignore_slices  # slices were published
+        self.on_published: Callable[[], object] = bool
         self.packer: StagedPacker | None = None
 
     def pack(
@@ -133,7 +137,7 @@ class WriteBack:
         self._meta = meta
         self._block_bytes = meta.format.block_bytes
         self._published = Published(meta, self._inner, self._store, self._runtime)
-        found = staging_log.recover(self._disk, meta.format.uuid)
+        found = self._patiently(partial(staging_log.recover, self._disk, meta.format.uuid))
         journal = found.journal if found else self._runtime.random_bits(JOURNAL_BITS)
         entries = [unpack(payload) for payload in found.payloads] if found else []
         self._journal = journal
@@ -159,6 +163,7 @@ class WriteBack:
         self._publisher.left_out = self._take_up(waiting)
         self._data.sweep()
         self._store.attach(self, self._options.domain_depth, last)
+        self.objects.on_unreadable = self._refuse_behind
         for entry in waiting:
             if entry.sequence in self._publisher.left_out:
                 self._store.add_unshown(entry)
@@ -195,14 +200,37 @@ class WriteBack:
 
     def _has(self, need: Need) -> bool:
         spot = Spot(need.segment, need.offset, need.length, need.crc)
+        return self._patiently(partial(self.objects.take_up, need.key, spot))
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """What a disk or a store says when it is well again. Raises: Unavailable."""
         deadline = self._runtime.monotonic() + RECOVERY_S
         while True:
             try:
-                return self.objects.take_up(need.key, spot)
-            except (OSError, StoreError):
+                return ask()
+            except OSError as error:
+                if self._runtime.monotonic() > deadline:
+                    raise Unavailable(
+                        f"the staging journal in {self.place} can't be read: {error.strerror}: "
+                        "mend the disk and mount again, or move that directory away to do without "
+                        "what is in it"
+                    ) from error
+            except Unavailable:
                 if self._runtime.monotonic() > deadline:
                     raise
-                self._runtime.sleep(SYNC_S)
+            self._runtime.sleep(SYNC_S)
+
+    def _refuse_behind(self, key: str, error: OSError) -> None:
+        """The disk has failed to read an object for long: what it is of stays in the journal."""
+        for entry in self._store.refuse_behind(key):
+            log.error(
+                "%s: the staging disk can't be read: %s; it and what came after it in its "
+                "directory waits for that, and changes there are refused until the volume is "
+                "mounted anew: mend the disk, and leave %s as it is",
+                entry,
+                error.strerror,
+                self.place,
+            )
 
     def _replay(self, meta: Meta, entry: Entry) -> None:
         """Show this mount what an entry leads to, and queue it."""
@@ -250,8 +278,7 @@ class WriteBack:
         if not self._started:
             return True  # what was found on the disk stays there
         deadline = self._runtime.monotonic() + self._options.drain_s
-        self.objects.hurry()
-        drained = self._store.settle(None, deadline)
+        drained = self.settle(None, self._options.drain_s)
         self._publisher.stop()
         self._reap()
         drained = drained and self.objects.await_empty(deadline)
@@ -356,6 +383,7 @@ class WriteBack:
 
     def _after_publication(self, outcomes: Sequence[tuple[Entry, bool]]) -> None:
         """Remove files of the log that only hold what the store has."""
+        self.on_published()
         for entry, as_meant in outcomes:
             if self.packer is not None:
                 self.packer.published(entry, as_meant)
@@ -379,6 +407,15 @@ class WriteBack:
         """Wait until what is accepted by now is published; of a file's or directory's domain."""
         self.objects.hurry()
         return self._store.settle(ino, self._runtime.monotonic() + wait_s)
+
+    def goal(self, ino: Ino | None) -> Goal:
+        """What is accepted by now, of a file's or directory's domain; it is hurried up."""
+        self.objects.hurry()
+        return self._store.goal(ino)
+
+    def has_reached(self, goal: Goal) -> bool:
+        """Whether all of it is published."""
+        return self._store.has_reached(goal)
 
     def published(self, ino: Ino, stopped: Callable[[], bool]) -> Published:
         """The volume as others see it, when that has all that is accepted by now.

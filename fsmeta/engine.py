@@ -398,11 +398,12 @@ class Meta:
     ) -> bool:
         """Put `new` in place of `old`; False where somebody was first."""
         ids, now_ns = [piece.id for piece in new], self._now_ns()
+        exchange = extent.Exchange(old, new)
 
         def verb(txn: Txn) -> bool:
             txn.fence = self.sessions.fence_for(ids)
             env = Env(ROOT_CALLER, now_ns, *self._rules)
-            return extent.replace_prefix(txn, env, ino, index, old, new)
+            return extent.replace_prefix(txn, env, ino, index, exchange)
 
         with self.slices.committing(ids):
             return self.transactor.run(verb, (extent.replace_prefix,))

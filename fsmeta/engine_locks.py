@@ -18,6 +18,7 @@ from fsmeta.ops.lock import Answer, Ask
 from fsmeta.schema import inode_row
 from fsmeta.schema_locks import Kind, Lock, Owner, Wait
 from fsmeta.schema_sessions import SessionRecord
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.transact import Transactor
 from fsmeta.txn import Txn
 from fsmeta.types import Attr, Ino, SessionId
@@ -153,7 +154,13 @@ class LockVerbs:
         self, tickets: Sequence[int], owners: Sequence[int], waits: Callable[[int], bool]
     ) -> None:
         """Waits that are over, and owners that wait no more, need not stand in the store."""
-        self._run.run(lambda txn: lock.tidy(txn, self._sid(), tickets, owners, waits))
+        for begin in range(0, max(len(tickets), len(owners)), COMMIT_OPS_ENOUGH // 2):
+            part = slice(begin, begin + COMMIT_OPS_ENOUGH // 2)
+
+            def verb(txn: Txn, part: slice = part) -> None:
+                lock.tidy(txn, self._sid(), tickets[part], owners[part], waits)
+
+            self._run.run(verb)
 
     def release_session(self, sid: SessionId, run: Transactor) -> None:
         """Give up all locks of a session that can't take any more."""

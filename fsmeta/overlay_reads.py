@@ -128,6 +128,15 @@ class OverlaidReads:
             for row, fields, earlier in zip(rows, found, before, strict=True)
         ]
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        with self._cond:
+            before = [self._overlay.row(row) for row in rows]
+        found = self._inner.read_short_rows(rows)
+        return [
+            None if fields is None else self._merged(row, fields, earlier)
+            for row, fields, earlier in zip(rows, found, before, strict=True)
+        ]
+
     def _merged(
         self, row: bytes, fields: dict[bytes, bytes], before: dict[bytes, bytes | None]
     ) -> dict[bytes, bytes]:
@@ -143,6 +152,12 @@ class OverlaidReads:
         """What is laid over a row and not in the store is on the first page."""
         if is_table(row):
             return self._inner.scan(row, cursor, limit)
+        page = self._scan(row, cursor, limit)
+        while not page.items and page.cursor is not None:  # all that the store has there goes
+            page = self._scan(row, page.cursor, limit)
+        return page
+
+    def _scan(self, row: bytes, cursor: bytes, limit: int) -> Page:
         with self._cond:
             before = self._overlay.row(row)
         page = self._inner.scan(row, cursor, limit)
@@ -157,9 +172,5 @@ class OverlaidReads:
 
     def require_empty(self, row: bytes) -> None:
         """Raises: NotEmpty where a row has a field that is not about to go."""
-        cursor: bytes | None = b""
-        while cursor is not None:
-            page = self.scan(row, cursor)
-            if page.items:
-                raise NotEmpty(f"{row!r} is not empty")
-            cursor = page.cursor
+        if self.scan(row).items:
+            raise NotEmpty(f"{row!r} is not empty")

@@ -32,7 +32,6 @@ from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Ino, StatFs, Usage
 DIR: Final = b"d"
 USER: Final = b"u"
 GROUP: Final = b"g"
-DEPTH_MAX: Final = 10_000  # more directories above one another than any path can name
 _ROOT_ROW: Final = schema.inode_row(ROOT_INO)
 _OUTSIDE: Final = schema.inode_row(SEALED_INO)  # this and what follows lies not below the root
 _NONE: Final = schema.pack_u64(NO_PARENT)
@@ -100,7 +99,7 @@ def above(txn: Txn, directory: Ino) -> list[bytes]:
     while row != _ROOT_ROW and row < _OUTSIDE:
         a = txn.glance(row, ATTR_FIELD)
         parent = a[_PARENT_AT : _PARENT_AT + 8] if a is not None else _NONE
-        if parent == _NONE or len(nodes) > DEPTH_MAX:
+        if parent == _NONE or len(nodes) > len(txn.reads):  # it has come twice
             raise schema.corrupt(directory, ATTR_FIELD, "is not below the root")
         nodes.append(DIR + row[1:])
         row = schema.INODE_PREFIX + parent
@@ -129,7 +128,7 @@ def first_parent(txn: Txn, attr: Attr, without: Ino = NO_PARENT) -> Ino:
     It is asked for anew, and checked by the commit.
     """
     row = schema.inode_row(attr.ino)
-    fields = txn.get_row(row)
+    fields = txn.get_inodes([row])[0].fields
     for field in schema.ATTR_FIELDS:
         txn.expect_same(row, field, fields.get(field))
     parents = [schema.id_of(field) for field in fields if field[:1] == b"p" and len(field) == 9]

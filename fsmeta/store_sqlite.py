@@ -16,7 +16,18 @@ from fsmeta.apply import apply_commit
 from fsmeta.errors import ConfigError, StoreError, StoreFull, Unavailable
 from fsmeta.history import STEADY
 from fsmeta.runtime import Runtime
-from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, Record, RowPage, Store
+from fsmeta.store import (
+    SCAN_PAGE,
+    SHORT_ROW_FIELDS,
+    Commit,
+    Key,
+    Listener,
+    Page,
+    Record,
+    RowPage,
+    Store,
+    short_rows,
+)
 
 BUSY_TIMEOUT_MS: Final = 5000  # how long one commit waits for another process's
 _APPLICATION_ID: Final = 0x536C6346  # "SlcF", so that file(1) and we know the database
@@ -127,6 +138,14 @@ class SqliteStore:
         sql = "SELECT field, value FROM kv WHERE row = ?"
         with self._using() as db, _snapshot(db):
             return [dict(db.execute(sql, (row,))) for row in rows]
+
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        if not rows:
+            return []
+        sql = "SELECT field, value FROM kv WHERE row = ? LIMIT ?"
+        with self._using() as db, _snapshot(db):
+            found = (dict(db.execute(sql, (row, SHORT_ROW_FIELDS + 1))) for row in rows)
+            return short_rows(found, len(rows))
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         sql = "SELECT field, value FROM kv WHERE row = ? AND field >= ? ORDER BY field LIMIT ?"

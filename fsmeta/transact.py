@@ -17,7 +17,7 @@ Threading: any method from any thread.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Final, TypeVar
 
@@ -39,7 +39,7 @@ from fsmeta.errors import (
 from fsmeta.ops.session import settle
 from fsmeta.runtime import Runtime
 from fsmeta.schema import pack_u64, worker_field
-from fsmeta.store import COMMIT_OPS_MAX, EDITION, Applied, Commit, Store
+from fsmeta.store import COMMIT_OPS_LIMIT, EDITION, Applied, Commit, Store, is_table
 from fsmeta.txn import Txn
 
 T = TypeVar("T")
@@ -47,6 +47,8 @@ T = TypeVar("T")
 DEADLINE_S: Final = 30.0  # how long one verb waits for a store that is away before it fails
 _BACKOFF_FIRST_S: Final = 0.01
 _BACKOFF_MAX_S: Final = 1.0
+# rows that a commit only reads: Redis 7.0 goes through all that are watched with each read
+WATCHED_MAX: Final = 320
 ENDED_MAX: Final = 16  # sessions of ours that others ended, of which we remember what they did
 _CONFLICTS_BEFORE_BACKOFF: Final = 3  # a conflict means that somebody else succeeded: go on at once
 
@@ -162,14 +164,16 @@ class Transactor:
 
     def _commit(self, txn: Txn, call: object = None) -> None:
         checks = [(row, field, value) for (row, field), value in txn.reads.items()]
-        assert len(checks) + len(txn.writes) <= COMMIT_OPS_MAX, "the verb must work in steps"
+        if txn.ops > COMMIT_OPS_LIMIT:
+            text = "directories lie too deep for one change: rename some to a place further up"
+            raise OSError(errno.ENAMETOOLONG, text)
         if self.rewound and txn.writes:
             raise Rewound(self.rewound)
         mark = self.cache.mark()
         worker = self._idle.pop() if self._idle else self._new_worker()
         number, fence = next(self._sequences), txn.fence or self.fence
         begun = self.cache.busy.now()
-        busy = self.cache.busy.among(txn.reads) if txn.writes else ()
+        busy = self._unwatched(txn)
         commit = Commit(
             fence,
             worker,
@@ -217,6 +221,16 @@ class Transactor:
         ended = self.cache.settle(mark, txn.empties, txn.writes, vouched, checks, unwatched)
         if ended:
             self.on_ended(ended)
+
+    def _unwatched(self, txn: Txn) -> Collection[bytes]:
+        """The rows of a commit that this client need not hear of: busy ones, and what it only reads
+        where that is very much."""
+        busy = self.cache.busy.among(txn.reads) if txn.writes else ()
+        if len(txn.reads) <= WATCHED_MAX:
+            return busy
+        read = {row for row, _ in txn.reads if not is_table(row)}
+        read.difference_update([write[1] for write in txn.writes])
+        return {*busy, *read} if len(read) > WATCHED_MAX else busy
 
     def stop_writing(self, error: Rewound) -> None:
         """The store has gone back: what we know and what it has must not be mixed."""

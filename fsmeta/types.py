@@ -42,6 +42,11 @@ FRAME_BYTES_MIN, FRAME_BYTES_MAX = 4 << 10, 64 << 10  # a page; what the first v
 SPACE_UNIT_BYTES = 4096  # allocated space is counted in these
 
 
+def is_name(name: bytes) -> bool:
+    """Whether a directory can have a name like this: `.` and `..` are none."""
+    return 0 < len(name) <= NAME_MAX and name not in (b".", b"..") and not {*b"/\0"} & {*name}
+
+
 class FileType(IntEnum):
     """The type of an inode, with the values of `d_type` in readdir(3)."""
 

@@ -118,4 +118,10 @@ def _holds(session: dict[str, Any]) -> str:
         words.append(f"locks of {len({each['ino'] for each in session['locks']})} files")
     if session["open_orphans"]:
         words.append(f"{len(session['open_orphans'])} files open without a name")
+    limits = session.get("limits")
+    if limits:
+        count = limits["open_files"]
+        words.append(f"may open {'any number of' if count < 0 else count} files")
+        if limits["oom_score_adj"]:
+            words.append(f"OOM score {limits['oom_score_adj']:+d}")
     return "".join(f", {word}" for word in words)

@@ -30,6 +30,7 @@ class Interrupts:
 
     def __init__(self, slots: int) -> None:
         self.serving = [ABSENT] * slots  # unique id of the request that is served
+        self.aside: dict[int, Callable[[], None]] = {}  # how to cancel what was put aside, by id
         self._ended = [ABSENT] * slots  # unique id of the last request that was interrupted
         self._wakers: list[Callable[[], None] | None] = [None] * slots
 
@@ -50,7 +51,11 @@ class Interrupts:
         return frozenset(unique for unique in self.serving if unique > IDLE)
 
     def interrupt(self, unique: int) -> bool:
-        """End the request `unique`; False where no worker serves it (yet, or any more)."""
+        """End the request `unique`; False where it is not aside and not served (or not yet)."""
+        cancel = self.aside.get(unique)
+        if cancel is not None:
+            cancel()
+            return True
         try:
             slot = self.serving.index(unique)
         except ValueError:

@@ -12,7 +12,7 @@ from fsmeta.schema_inode import Stable
 from fsmeta.sealed import SEALED_INO, SHELVES, is_sealed, is_shelf, shelf_attr
 from fsmeta.trash import TRASH_INO, directory_attr, is_trash
 from fsmeta.txn import Txn
-from fsmeta.types import NAME_MAX, NO_PARENT, ROOT_INO, Attr, Caller, FileType, Ino, Usage
+from fsmeta.types import NAME_MAX, NO_PARENT, ROOT_INO, Attr, Caller, FileType, Ino, Usage, is_name
 
 
 class Env(NamedTuple):
@@ -126,7 +126,7 @@ def check_name(name: bytes) -> None:
     """Raises: ENAMETOOLONG, EINVAL for what can't be a name."""
     if len(name) > NAME_MAX:
         raise OSError(errno.ENAMETOOLONG, "name is longer than 255 bytes")
-    if not name or b"/" in name or b"\0" in name:
+    if not is_name(name):
         raise OSError(errno.EINVAL, f"{name!r} is no name")
 
 

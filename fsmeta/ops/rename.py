@@ -31,7 +31,6 @@ from fsmeta.types import NO_PARENT, ROOT_INO, Attr, FileType, Ino
 
 NOREPLACE: Final = 1
 EXCHANGE: Final = 2
-_DEPTH_MAX: Final = 10_000  # more directories above one another than any path can name
 
 
 class Place(NamedTuple):
@@ -102,11 +101,13 @@ def _require_no_loop(
 
 
 def _is_under(txn: Txn, directory: Ino, ancestor: Ino) -> bool:
-    for _ in range(_DEPTH_MAX):
+    seen: set[Ino] = set()
+    while directory not in seen:
         if directory == ancestor:
             return True
         if directory == ROOT_INO:
             return False
+        seen.add(directory)
         directory = get_stable(txn, directory).parent
         if directory == NO_PARENT:
             raise OSError(errno.ENOENT, "a directory above has been removed")

@@ -245,9 +245,12 @@ def test_slices_that_are_shared_while_gc_reads_are_noted() -> None:
     meta.transactor.run(lambda txn: collect.note_shared(txn, [SliceId(5)]))
     noted = [field for field, _ in meta.store.scan(schema.SHARED).items]
     assert noted == [schema.pack_u64(5)]
-    assert not meta.transactor.run(lambda txn: collect.end(txn, b"another", noted))
+    assert not meta.transactor.run(lambda txn: collect.end(txn, b"another", noted, last=True))
     assert meta.store.scan(schema.SHARED).items, "whoever took its place needs them"
-    assert meta.transactor.run(lambda txn: collect.end(txn, b"run", noted))
+    assert meta.transactor.run(lambda txn: collect.end(txn, b"run", noted, last=False))
+    assert meta.transactor.run(collect.collecting), "some notes may still be needed"
+    assert meta.transactor.run(lambda txn: collect.end(txn, b"run", [], last=True))
+    assert meta.transactor.run(collect.collecting) is None
     assert not meta.store.scan(schema.SHARED).items
     meta.transactor.run(lambda txn: collect.begin(txn, 3, b"next"))
     assert meta.transactor.view(collect.void_below) == 7, "it never goes back"

@@ -297,6 +297,42 @@ def test_one_path_and_the_latest_of_it(engine: Engine) -> None:
     assert meta.lookup(ROOT, folder, b"f").ino == inos[1]
 
 
+def test_t1_a_path_brings_its_tree(engine: Engine) -> None:
+    """Over several hours, and of two things with one name the last; nothing of other trees."""
+    meta = _client(engine)
+    kept = meta.create(ROOT, ROOT_INO, b"kept", 0o40755).ino
+    other = _file(meta, b"other", kept)
+    meta.unlink(ROOT, kept, b"other")
+    top = meta.create(ROOT, kept, b"top", 0o40755).ino
+    for number in range(2):  # the first `sub` is not the one that comes back
+        sub = meta.create(ROOT, top, b"sub", 0o40755).ino
+        deep = meta.create(ROOT, sub, b"deep", 0o40755).ino
+        last = _file(meta, b"n%d" % number, deep)
+        meta.unlink(ROOT, deep, b"n%d" % number)
+        meta.rmdir(ROOT, sub, b"deep")
+        meta.rmdir(ROOT, top, b"sub")
+    early = _file(meta, b"b", top)
+    meta.unlink(ROOT, top, b"b")
+    meta.rmdir(ROOT, kept, b"top")
+    restorer = Restorer(meta, RUNTIME, ROOT)
+    things = restorer.tree("/kept/top")
+    assert [(each.path, each.attr.ino) for each in things] == [
+        ("/kept/top", top),
+        ("/kept/top/b", early),
+        ("/kept/top/sub", sub),
+        ("/kept/top/sub/deep", deep),
+        ("/kept/top/sub/deep/n1", last),
+    ]
+    assert restorer.put_back(things, lambda _: None) == 0
+    assert meta.lookup(ROOT, deep, b"n1").ino == last
+    assert [each.name for each in meta.names(top)[0]] == [b"b", b"sub"]
+    ((hour, _),) = restorer.hours()
+    left = [each.path for each in restorer.of_hour(hour)]
+    assert len(left) == 4
+    assert left[0] == "/kept/other"
+    assert restorer.tree("/kept/other")[0].attr.ino == other
+
+
 def test_a_directory_that_is_gone_for_good(engine: Engine) -> None:
     meta = _client(engine)
     folder = meta.create(ROOT, ROOT_INO, b"dir", 0o40755).ino

@@ -9,7 +9,7 @@ import pytest
 from fsmeta import schema
 from fsmeta.engine import Meta
 from fsmeta.ops import ranges
-from fsmeta.ops.extent import CHUNKS_A_COMMIT
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
 
@@ -67,7 +67,7 @@ def test_very_many_chunks_go_in_steps(engine: Engine) -> None:
     """No commit is longer than a store takes; the last says what was asked for."""
     meta = engine.meta()
     ino = _create(meta)
-    many = 2 * CHUNKS_A_COMMIT + 10
+    many = COMMIT_OPS_ENOUGH
     for begin in range(0, many, 500):
         _write(meta, ino, range(begin, min(begin + 500, many)))
     before = meta.transactor.counters.commits
@@ -103,7 +103,7 @@ def test_who_was_let_in_ends_what_he_began(engine: Engine) -> None:
     ino = _create(meta)
     user = ROOT._replace(uid=1000, gid=1000)
     meta.setattr(ROOT, ino, SetAttr(uid=1000, gid=1000))
-    for begin in range(0, CHUNKS_A_COMMIT + 500, 500):
+    for begin in range(0, 1500, 500):
         _write(meta, ino, range(begin, begin + 500))
     attr = meta.setattr(user, ino, SetAttr(size=0, mode=0o400)).after
     assert (attr.size, attr.used, attr.mode & 0o777) == (0, 0, 0o400)

@@ -25,6 +25,9 @@ class Told:
     def inval_inode(self, ino: Ino) -> None:
         self.seen.append(("inode", ino))
 
+    def inval_pages(self, ino: Ino, begin: int, end: int) -> None:
+        self.seen.append(("pages", ino, begin, end))
+
     def inval_attr(self, ino: Ino) -> None:
         self.seen.append(("attr", ino))
 

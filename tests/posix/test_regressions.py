@@ -257,6 +257,8 @@ class _NoKernel:
 
     def inval_inode(self, ino: Ino) -> None: ...
 
+    def inval_pages(self, ino: Ino, begin: int, end: int) -> None: ...
+
     def inval_attr(self, ino: Ino) -> None:
         self.stale.append(ino)
 

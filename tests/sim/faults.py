@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from fsmeta.errors import Ambiguous, StoreError, Unavailable
 from fsmeta.store import (
@@ -30,6 +30,8 @@ from fsmeta.store import (
 from tests.sim.scheduler import SimProcess, SimRuntime
 
 T = TypeVar("T")
+
+PAGE: Final = 7  # fields of a page, so that directories of the simulation have several
 
 
 class Faults(NamedTuple):
@@ -160,8 +162,11 @@ class FaultStore:
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
         return self.network.ask(lambda: self._store.read_rows(rows))
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        return self.network.ask(lambda: self._store.read_short_rows(rows))
+
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
-        return self.network.ask(lambda: self._store.scan(row, cursor, limit))
+        return self.network.ask(lambda: self._store.scan(row, cursor, min(limit, PAGE)))
 
     def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
         return self.network.ask(lambda: self._store.scan_rows(prefix, cursor, limit))

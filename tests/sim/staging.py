@@ -28,6 +28,7 @@ class SimDisk:
         self._files: dict[str, bytearray] = {}
         self._synced: dict[str, bytes] = {}
         self.flaky = 0.0  # how often a sync fails; what it was of is never written then
+        self.unreadable = 0.0  # how often a read fails, and the next may not
         self._dirty: dict[str, list[tuple[int, int]]] = {}  # written since the last sync
         self._before: dict[str, str] = {}  # names that a loss of power may bring back
 
@@ -60,6 +61,9 @@ class SimDisk:
     def read(self, name: str, offset: int, size: int) -> bytes:
         self._sim.yield_point()
         self._require_there()
+        if self.unreadable and self._dice.random() < self.unreadable:
+            number = self._dice.choice((errno.EMFILE, errno.EIO, errno.ENOMEM))
+            raise OSError(number, "simulated: not now")
         if name not in self._files:
             raise FileNotFoundError(errno.ENOENT, name)
         return bytes(self._files[name][offset : offset + size])

@@ -23,6 +23,7 @@ from tests.sim.faults import Faults
 from tests.sim.harness import simulate
 from tests.sim.loads import Load
 from tests.sim.loads.appends import Appends
+from tests.sim.loads.believers import Believers
 from tests.sim.loads.counters import Counters
 from tests.sim.loads.held import Held
 from tests.sim.loads.logs import Logs
@@ -210,3 +211,12 @@ def test_t2_snapshots_and_clones(sim_seed: int, log_watch: LogWatch) -> None:
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
     calamity = (None, crash, _lose_leases, _outages)[sim_seed // 2 % 4]
     simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, calamity, [Snaps()]))
+
+
+@pytest.mark.sim_seeds(24)
+def test_p6_kernels_that_drop_inodes_and_look_again(sim_seed: int, log_watch: LogWatch) -> None:
+    """P6: nothing but what kernels believe, and FORGETs that are late."""
+    log_watch.expect(TROUBLE)
+    weather = Weather() if sim_seed % 2 else Weather(META, DATA)
+    calamity = (None, crash, _lose_leases, _outages)[sim_seed // 2 % 4]
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, calamity, [Believers()]))

@@ -16,7 +16,7 @@ from fsclient.background import HEARTBEAT_S
 from fsclient.leader import LEASE_S, NEWS_S
 from fsmeta import schema
 from fsmeta.errors import ObjectMissing
-from fsmeta.ops.reclaim import CHUNKS_A_PURGE
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
@@ -262,14 +262,14 @@ def test_a_file_of_very_many_chunks(sim_seed: int) -> None:
         file = _make(node)
         file.close()
         meta = node.client.meta
-        for index in range(1, 2 * CHUNKS_A_PURGE + 10):
+        for index in range(1, COMMIT_OPS_ENOUGH):
             batch = [(index, Slice(0, SliceId(10_000 + index), 100, 0, 100))]
             meta.write_slices(file.ino, batch, index * CHUNK_BYTES + 100, 0)
         Posix(node.client.vfs).unlink(b"/f")
         cluster.sim.sleep(ROUNDS_S)
         assert not _is_there(cluster, file)
         assert not cluster.backend.rows.get(schema.DEAD_SLICES)
-        assert node.client.background.deleted >= 2 * CHUNKS_A_PURGE + 10
+        assert node.client.background.deleted >= COMMIT_OPS_ENOUGH
 
     _world(sim_seed, body, 1)
 
