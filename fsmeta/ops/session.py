@@ -26,6 +26,7 @@ JOINING: Final = (
     (schema.COUNTERS, schema.NEXT_SLICE),
     (schema.BACKGROUND, schema.VOID),
 )  # what `open_session` reads
+TIDIED_MAX: Final = 1000  # other fields of a session that is ended; the rest goes with its row
 _NO_PROOF: Final = b"1"
 _RECORD: Final = schema.worker_field(0)[:1]  # how fields of workers begin
 ENDED_MAX: Final = 1000  # sessions remembered after others ended them; who comes later is refused
@@ -154,11 +155,13 @@ def _retire(txn: Txn, sid: SessionId) -> None:
     for old in remembered[: max(0, len(remembered) - ENDED_MAX + 1)]:
         _forget(txn, old)
     txn.put(schema.ENDED, schema.pack_u64(sid), proof or _NO_PROOF)
+    txn.delete(row, FENCE_FIELD)
     for field in fields:
         if field[:1] == _RECORD:
             txn.append(row, field, b"")
-        else:
-            txn.delete(row, field)
+    held = [field for field in fields if field[:1] not in (_RECORD, FENCE_FIELD)]
+    for field in held[:TIDIED_MAX]:
+        txn.delete(row, field)
 
 
 def fence_off(txn: Txn, sid: SessionId) -> None:

@@ -305,6 +305,27 @@ def test_what_an_ended_session_did_is_kept_until_its_client_is_back(engine: Engi
     assert two.store.read([(schema.ENDED, ended)]) == [None]
 
 
+def test_a_session_that_holds_very_much_can_be_ended(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds is looked at no more; the rest of it goes with the row."""
+    monkeypatch.setattr(sessions, "TIDIED_MAX", 1)
+    one, two = engine.meta(), engine.meta()
+    sid = one.session
+    assert sid is not None
+    inos = [one.create(ROOT, ROOT_INO, b"f%d" % n, 0o100644).ino for n in range(3)]
+    for number in range(3):
+        one.unlink(ROOT, ROOT_INO, b"f%d" % number)
+    assert len(one.deletion.hold_orphans(inos)) == 3
+    two.sessions.end(sid.id)
+    row = schema.session_row(sid.id)
+    left = [field[:1] for field in two.store.read_rows([row])[0]]
+    assert FENCE_FIELD not in left
+    assert 2 <= left.count(b"h") <= 3
+    one.sessions.open({}, sid.id)
+    assert two.store.read_rows([row]) == [{}]
+
+
 def test_leaving_whose_answer_was_lost_is_no_error(engine: Engine) -> None:
     """The session's row is gone, and with it what became of the commit."""
     one, line = _impatient(engine)
