@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from fsclient.coherence import Coherence
 from fsclient.open_files import OpenFiles
 from fsclient.page_versions import PageVersions
-from fsdata.writer import SliceSink
+from fsdata.write_side import SliceSink
 from fsmeta.engine import Meta
 from fsmeta.ops.inode import Changed
 from fsmeta.types import AT_END, CHUNK_BYTES, Ino, Slice, SliceId
@@ -50,6 +50,9 @@ class Commits:
 
     def give_up_slices(self, ids: Iterable[SliceId]) -> None:
         self._meta.give_up_slices(ids)
+
+    def fitting(self, ino: Ino, batch: Sequence[tuple[int, Slice]]) -> int:
+        return self._meta.fitting(ino, batch)
 
     def commit(
         self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int

@@ -26,7 +26,8 @@ from fsclient.privileges import DROP_SETGID, JUST_DROP, leaves_setgid, require_d
 from fsclient.room import Room
 from fsclient.unsynced import Unsynced
 from fsdata.reader import FileReader
-from fsdata.writer import FileWriter, WriteSide
+from fsdata.write_side import WriteSide
+from fsdata.writer import FileWriter
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
@@ -55,7 +56,7 @@ class FileIO:
         self._locked = PageVersions(runtime)  # what the kernel believes of files that are locked
         self.commits = Commits(meta, files, coherence, self._versions, self._locked)
         self._side = WriteSide(runtime, data.blocks, data.budget, data.uploads, self.commits)
-        self.room = Room(meta, data.budget, runtime)
+        self.room = Room(meta, data.uploads, runtime)
         self.direct = DirectIO(files)
         self.unsynced = Unsynced(meta, data.blocks, runtime)
         files.on_last = self.unsynced.closed
@@ -130,7 +131,11 @@ class FileIO:
         if gone is None:
             return
         if gone.writer is not None:
+            lost = gone.dirty
             gone.writer.discard()
+            if lost:  # the kernel has seen it written: its size and pages are the file's again
+                self._coherence.stale(gone.ino)
+                self._coherence.stale_pages(gone.ino)
 
     def _last_flush(self, file: OpenFile) -> None:
         """What close(2) could not store has one more chance; then it is lost, and we say so."""
@@ -222,6 +227,7 @@ class FileIO:
     ) -> int:
         """Take `data` for `offset`, or for the end of the file wherever that is by then.
 
+        Returns how many bytes, fewer where the rest does not fit.
         Raises: EBADF, EFBIG, ENOSPC, EDQUOT, and what earlier writes met.
         """
         handle = self._files.file_handle(fh)
@@ -232,19 +238,26 @@ class FileIO:
         file = handle.file
         if file.lost:
             _require_locks(handle)
-        self.room.require(file, offset, len(data))
-        if kill_suid:
-            file.unprivileged = caller
-        if not past_pages:
-            file.paged = True
-        file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
+        taken = self.room.admit(file, max(offset, file.length) if append else offset, len(data))
+        try:
+            if kill_suid:
+                file.unprivileged = caller
+            if not past_pages:
+                file.paged = True
+            file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
+            self._put(file, offset, data[:taken], append)
+        finally:
+            self.room.entered(taken)
+        return taken
+
+    def _put(self, file: OpenFile, offset: int, data: memoryview, append: bool) -> None:
+        """Have the writer of `file` take `data`."""
         if not append:
             self._writer(file).write(offset, data)
         elif self._writer(file).append(max(offset, file.length), data) != offset:
             self._coherence.stale_pages(file.ino)  # the kernel has put them elsewhere
         if file.mixed:
             self._coherence.stale_pages(file.ino)  # maps can have brought old ones back
-        return len(data)
 
     def written_past_pages(
         self, fh: int, offset: int, size: int, o_direct: bool

@@ -26,7 +26,8 @@ from fsclient.atimes import Atimes
 from fsclient.listing import Listing
 from fsclient.nameless import Nameless
 from fsdata.reader import FileReader
-from fsdata.writer import FileWriter, WriteSide
+from fsdata.write_side import WriteSide
+from fsdata.writer import FileWriter
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.runtime import Lock, Runtime

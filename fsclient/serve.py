@@ -39,6 +39,7 @@ from fsdata.budget import BUFFER_BYTES
 from fsmeta.errors import ConfigError, Rewound, StoreError
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.transact import DEADLINE_S
+from fsmeta.types import ROOT_INO
 from fsmeta.urls import shown_url
 
 log = logging.getLogger(__name__)
@@ -108,8 +109,11 @@ def serve(request: MountRequest, teller: Teller) -> int:
         request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc
     )
     try:
-        for warning in require_sound(request.meta, store):
+        review = require_sound(request.meta, store)
+        for warning in review.warnings:
             log.warning("%s", warning)
+        for note in review.notes:
+            log.info("%s", note)
         with naming(request.meta):
             client = Client(store, runtime, options, offer=request.offer, step=teller.step)
         if request.staging.options is None:
@@ -142,7 +146,7 @@ def _serve_mounted(
     client.vfs.xattrs.acls = client.meta.has_acls() if acl is None else acl
     config = SessionConfig(
         threads=request.threads,
-        wants=KernelWants(acl=client.vfs.xattrs.acls),
+        wants=KernelWants(acl=client.vfs.xattrs.acls, export=client.vfs.root == ROOT_INO),
         trace=trace,
         on_corrupt=_freezer(client),
         idle=idle,

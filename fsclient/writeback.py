@@ -21,7 +21,7 @@ from fsclient.open_files import OpenFiles
 from fsclient.publisher import Publisher
 from fsclient.staged_packer import StagedPacker
 from fsclient.staging_slot import take_slot
-from fsdata import staging_log
+from fsdata import staging_data, staging_log
 from fsdata.block_names import object_key
 from fsdata.geometry import block_count, block_length
 from fsdata.mem_cache import MemCache
@@ -51,6 +51,7 @@ T = TypeVar("T")
 SYNC_S: Final = 1.0  # what is in the journal survives a loss of power so much later, unasked
 DRAIN_S: Final = 50.0  # the default of `--drain-timeout`: `umount` waits 60 s for the client
 JOURNAL_BITS: Final = 63
+ASIDE: Final = "aside-"  # how files begin of a journal that is not taken up
 RECOVERY_S: Final = 30.0  # for the disk to be read, or the store to say what it has
 
 
@@ -141,15 +142,20 @@ class WriteBack:
         journal = found.journal if found else self._runtime.random_bits(JOURNAL_BITS)
         entries = [unpack(payload) for payload in found.payloads] if found else []
         self._journal = journal
-        self._publisher = Publisher(
-            meta, self._store, self._inner, self.objects, self._runtime, journal
-        )
+        self._publisher = self._new_publisher(meta)
         marks = self._publisher.marks() if found else {}
+        if marks is None:
+            self._set_aside(journal)
+            found, entries, marks = None, [], {}
+            self._journal = self._runtime.random_bits(JOURNAL_BITS)
+            self._publisher = self._new_publisher(meta)
+        if found is None:  # what was removed here does not come back beside what comes now
+            self._patiently(self._disk.sync_names)
         # what the disk has forgotten may have been published: its numbers are not used again
         last = max((0, *marks.values(), *(each.sequence for each in entries)))
         if found is not None:
             last = max(last, found.first - 1)
-        self._log = StagingLog(self._runtime, self._disk, meta.format.uuid, journal)
+        self._log = StagingLog(self._runtime, self._disk, meta.format.uuid, self._journal)
         if found is not None:
             self._log.keep(found, last)
         if found and found.damaged:
@@ -173,6 +179,27 @@ class WriteBack:
             count, size = self.objects.left()
             log.info("staging journal: %d changes, %d objects of %d bytes are taken up",
                      len(waiting), count, size)  # fmt: skip
+
+    def _new_publisher(self, meta: Meta) -> Publisher:
+        """Who publishes from the journal that is ours."""
+        return Publisher(meta, self._store, self._inner, self.objects, self._runtime, self._journal)
+
+    def _set_aside(self, journal: int) -> None:
+        """Keep a journal out of the way that was drained, and came back with a loss of power.
+
+        It may be another one, where the metadata are older than it: so nothing is deleted.
+        """
+        name = f"{ASIDE}{journal:016x}-"
+        for each in self._disk.names():
+            if each.startswith((staging_log.PREFIX, staging_data.PREFIX)):
+                self._patiently(partial(self._disk.rename, each, name + each))
+        log.warning(
+            "staging journal: the metadata know nothing of the one in %s: all of it was published, "
+            "or they are older than it; it is not taken up, and is kept in files %s*: "
+            "remove them if nothing is missing",
+            self.place,
+            name,
+        )
 
     def _take_up(self, waiting: Sequence[Entry]) -> set[int]:
         """Go on with their blocks; entries whose blocks did not survive, and those behind them.
@@ -261,7 +288,8 @@ class WriteBack:
         run.run(partial(publish.announce, journal=self._journal, holder=holder))
 
     def start(self) -> None:
-        """Begin to publish."""
+        """Begin to publish. Raises: StoreError, OSError."""
+        self._patiently(self._inner.sync)  # no loss of power leaves the journal without its row
         self._started = True
         self._dirty.set()  # what an earlier process has written may not have reached the disk
         self.objects.on_stored = self._store.wake
@@ -297,7 +325,7 @@ class WriteBack:
     def _clear(self) -> None:
         try:
             self._inner.sync()
-            self._log.clear()
+            self._log.clear()  # for good: once the marks are gone it would be published anew
             self._data.clear()
             self._publisher.forget_journal()
         except (OSError, StoreError) as error:  # the marks say that there is nothing to do

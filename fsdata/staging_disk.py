@@ -42,6 +42,9 @@ class StagingDisk(Protocol):
     def sync(self, name: str) -> None:
         """Make a file, and that it exists, survive a loss of power."""
 
+    def sync_names(self) -> None:
+        """Make it survive a loss of power which files there are: what was removed stays so."""
+
     def cut(self, name: str, size: int) -> None:
         """Shorten a file."""
 
@@ -170,9 +173,13 @@ class DirectoryDisk:
             file.dirty = False  # before: who writes meanwhile is not synced
             os.fdatasync(file.fd)
         if name not in self._entered:
-            os.fsync(self._directory)
+            self.sync_names()
             with self._lock:
                 self._entered.add(name)
+
+    def sync_names(self) -> None:
+        self._runtime.will_wait()
+        os.fsync(self._directory)
 
     def cut(self, name: str, size: int) -> None:
         with self._opened(name) as file:

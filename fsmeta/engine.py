@@ -26,7 +26,18 @@ from fsmeta.errors import ConfigError
 from fsmeta.id_supply import INO_BATCH, SLICE_BATCH, IdSupply
 from fsmeta.neighbours import Neighbours
 from fsmeta.ops import acl as acls
-from fsmeta.ops import attr, create, directory, extent, flags, link, lookup, remove, rename
+from fsmeta.ops import (
+    attr,
+    create,
+    directory,
+    extent,
+    fitting,
+    flags,
+    link,
+    lookup,
+    remove,
+    rename,
+)
 from fsmeta.ops import xattr as xattrs
 from fsmeta.ops.create import NewNode
 from fsmeta.ops.inode import Changed, Env
@@ -222,7 +233,10 @@ class Meta:
         return self._remove(remove.rmdir, caller, parent, name)
 
     def rename(self, caller: Caller, old: Place, new: Place, flags: int = 0) -> Renamed:
-        return self._remove(rename.rename, caller, old, new, flags)
+        if not flags & rename.WHITEOUT:
+            return self._remove(rename.rename, caller, old, new, flags)
+        node = NewNode(Ino(self._inos.take()), rename.WHITEOUT_MODE)
+        return self._remove(rename.rename, caller, old, new, flags, node)
 
     def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Attr:
         return self._run(link.link, caller, ino, parent, name)
@@ -328,6 +342,10 @@ class Meta:
         """How much the quotas of a file let it grow; None where it has no limit."""
         return self._view(quota.free_space, ROOT_CALLER, ino)
 
+    def now_ns(self) -> int:
+        """What time it is for the store; this host's clock may be wrong."""
+        return self.transactor.view(lambda _txn: self.store.now_ns())
+
     def sync(self) -> None:
         """Return when what was answered survives a power loss, as far as the store can tell."""
         self.store.sync()
@@ -388,6 +406,14 @@ class Meta:
     def settle_doubts(self) -> None:
         """Find out what became of commits of slices whose answer was lost. Raises: StoreError."""
         self.slices.settle_all(self.transactor.fate)
+
+    def fitting(self, ino: Ino, batch: Sequence[tuple[int, Slice]]) -> int:
+        """How many bytes of what `write_slices` was refused with ENOSPC or EDQUOT there is room
+        for."""
+        known = self.slices.settle([piece.id for _, piece in batch], self.transactor.fate)
+        there = sum(piece.length for _, piece in batch if piece.id in known)
+        left, _ = extent.without(batch, known)
+        return there + self._view(fitting.fitting, ROOT_CALLER, ino, left)
 
     def forget_chunks(self, inos: Iterable[Ino]) -> None:
         """Ask the store again for what is in these files."""

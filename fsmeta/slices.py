@@ -147,3 +147,20 @@ def covered(slices: Sequence[Slice]) -> int:
     if len(slices) == 1:
         return 0 if slices[0].kind is SliceKind.HOLE else slices[0].length
     return View(slices).used
+
+
+def growth(old: Sequence[Slice], piece: Slice) -> int:
+    """How many bytes more of a chunk are covered with `piece`."""
+    return covered([*old, piece]) - covered(old)
+
+
+def fitting(old: Sequence[Slice], piece: Slice, room: int) -> int:
+    """How many of the first bytes of `piece` cover at most `room` bytes more of a chunk."""
+    low, high = 0, piece.length
+    while low < high:
+        middle = (low + high + 1) // 2
+        if growth(old, piece._replace(length=middle)) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -224,6 +224,10 @@ class Store(Reads, Protocol):
     def hear(self) -> None:
         """Tell the listener what has arrived by now; for who is about to believe what was read."""
 
+    def now_ns(self) -> int:
+        """What time it is for the store, in nanoseconds since the epoch: one clock for all clients,
+        where the store has one. Raises: Unavailable."""
+
     def tidy(self) -> None:
         """What an engine wants done now and then, by one client for all; does not wait for it."""
 

@@ -35,6 +35,7 @@ class MemBackend:
 
     def __init__(self, runtime: Runtime) -> None:
         self.lock = runtime.lock()
+        self.now_ns = runtime.now_ns
         self.rows: dict[bytes, dict[bytes, bytes]] = {}  # guarded by lock
         self.readers: dict[bytes, dict[MemStore, None]] = {}  # who to tell; guarded by lock
         self.commits = 0  # applied so far; guarded by lock
@@ -213,6 +214,9 @@ class MemStore:
 
     def vouches(self) -> bool:
         return self._listener is not None
+
+    def now_ns(self) -> int:
+        return self._backend.now_ns()
 
     def tidy(self) -> None:
         """Nothing gathers here."""

@@ -261,6 +261,10 @@ class RedisStore:
     def vouches(self) -> bool:
         return self._tracking is not None and self._tracking.healthy()
 
+    def now_ns(self) -> int:
+        seconds, micros = self._ask_plainly(b"TIME")
+        return (int(seconds) * 1_000_000 + int(micros)) * 1000
+
     def tidy(self) -> None:
         """Redis keeps no old values."""
 

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from fsmeta import schema, schema_inode
-from fsmeta.acceptance import DISTURBED_S, Acceptance, is_fresh, written
+from fsmeta.acceptance import DISTURBED_S, Acceptance, Base, is_fresh, written
 from fsmeta.backlog import Backlog, Goal
 from fsmeta.cache import RowCache
 from fsmeta.domains import Domains, reading
@@ -32,7 +32,7 @@ from fsmeta.overlay import Over, Overlay
 from fsmeta.overlay_reads import OverlaidReads
 from fsmeta.runtime import Runtime
 from fsmeta.settling import Settling
-from fsmeta.store import MERGE, SCAN_PAGE, Applied, Commit, Key, Listener, Record, RowPage, Store
+from fsmeta.store import MERGE, SCAN_PAGE, Applied, Commit, Listener, Record, RowPage, Store
 from fsmeta.types import FileType, Ino
 
 ENTRIES_MAX: Final = 50_000  # held back at a time: about 60 MB; then changes wait
@@ -105,6 +105,9 @@ class StagedStore:
 
     def vouches(self) -> bool:
         return self._inner.vouches()
+
+    def now_ns(self) -> int:
+        return self._inner.now_ns()
 
     def tidy(self) -> None:
         self._inner.tidy()
@@ -300,7 +303,7 @@ class StagedStore:
         commit: Commit,
         over: Sequence[Over | None],
         mark: int,
-        base: dict[Key, bytes | None],
+        base: Base,
     ) -> int:
         """Accept a commit, and have it noted; where the log has it. The caller holds the lock.
 

@@ -259,6 +259,11 @@ class TikvStore:
     def vouches(self) -> bool:
         return False
 
+    def now_ns(self) -> int:
+        """The placement driver's: timestamps are milliseconds and a counter of 18 bits."""
+        moment: int = self._link.read(self._link.now)
+        return (moment >> 18) * 1_000_000
+
     def tidy(self) -> None:
         """Have old values dropped, where that is up to us."""
         if self._collects:

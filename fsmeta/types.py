@@ -110,6 +110,14 @@ def space_of(used: int) -> int:
     return -(-used // SPACE_UNIT_BYTES) * SPACE_UNIT_BYTES
 
 
+def space_room(attr: Attr, left: float) -> int:
+    """How many bytes more a file may cover where a limit leaves `left` bytes: its last unit has
+    been paid for.
+    """
+    units = max(0, int(left)) // SPACE_UNIT_BYTES
+    return units * SPACE_UNIT_BYTES + attr.space - attr.used
+
+
 class Caller(NamedTuple):
     """Who asks. `checked`: the kernel has judged the mode bits (default_permissions)."""
 

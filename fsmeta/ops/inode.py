@@ -159,6 +159,22 @@ def put_attr(txn: Txn, attr: Attr) -> None:
     txn.put(row, schema.VOLATILE_FIELD, schema_inode.pack_volatile(attr))
 
 
+def change_attr(txn: Txn, before: Attr, after: Attr) -> None:
+    """Write what a verb has made of attributes that it has read; of a directory mode, owner, flags,
+    ACLs and times alone.
+
+    Names made in a directory meanwhile change its times and links, which is no conflict with that.
+    So from the second attempt on the commit changes what is new and does not prove the rest.
+    """
+    if txn.first or not after.is_dir:
+        put_attr(txn, after)
+        return
+    row = schema.inode_row(after.ino)
+    txn.overlook(row, schema.VOLATILE_FIELD)
+    txn.put(row, schema.ATTR_FIELD, schema_inode.pack_attr(after))
+    txn.merge(row, schema.VOLATILE_FIELD, schema_inode.times_parts(before, after))
+
+
 def put_dentry(txn: Txn, parent: Ino, name: bytes, kind: FileType, ino: Ino) -> None:
     """Give `ino` the name `name` in `parent`."""
     txn.put(schema.dir_row(parent), name, schema.pack_dentry(kind, ino))

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from fsclient.leader import FORGET_BATCH, _batches
+from fsclient.leader import FORGET_BATCH, first_of
 from fsmeta import accounting, quota, schema, schema_inode, schema_slices, transact
 from fsmeta.accounting import Limits
 from fsmeta.engine import Meta
@@ -15,6 +15,7 @@ from fsmeta.errors import ConfigError
 from fsmeta.ops import extent
 from fsmeta.ops.inode import put_attr, put_dentry
 from fsmeta.ops.ranges import KEEP_SIZE, PUNCH_HOLE
+from fsmeta.ops.reclaim import Drops
 from fsmeta.ops.rename import Place
 from fsmeta.schema_locks import Kind
 from fsmeta.store import COMMIT_OPS_MAX
@@ -117,7 +118,12 @@ def test_a_file_of_very_many_slices_goes_in_steps(
 def test_drops_of_one_field_are_forgotten_in_parts() -> None:
     """Clones that go together drop the same slices: all that is in one field."""
     many = [(SliceId(n % 700), 10) for n in range(5 * FORGET_BATCH + 1)]
-    parts = list(_batches({b"a": [(SliceId(1), 1)], b"b": many}))
+    left: Drops = {b"a": [(SliceId(1), 1)], b"b": many}
+    parts: list[Drops] = []
+    while left:
+        part, left = first_of(left)
+        parts.append(part)
+    assert parts[0][b"a"] == [(SliceId(1), 1)]
     assert all(sum(map(len, part.values())) <= FORGET_BATCH for part in parts)
     assert [dead for part in parts for dead in part.get(b"b", [])] == many
 

@@ -246,6 +246,9 @@ class FaultStore:
     def vouches(self) -> bool:
         return self._store.vouches() and self._vouching
 
+    def now_ns(self) -> int:
+        return self.network.ask(self._store.now_ns)
+
     def tidy(self) -> None:
         self._store.tidy()
 

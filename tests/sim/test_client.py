@@ -12,7 +12,8 @@ from functools import partial
 
 import pytest
 
-from fsclient import compactor, leader, trash_keeper
+from fsclient import compactor, trash_keeper
+from fsclient.leadership import LEASE_S
 from fsdata import geometry
 from fsmeta import engine_trash, trash
 from fsmeta.transact import DEADLINE_S
@@ -45,7 +46,7 @@ OUTAGE_S = 40.0  # longer than calls are repeated, shorter than a lease
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
 TROUBLE = (  # log messages that are right where the world is bad
-    "^WARNING fsclient.(background|leader|client|locks): |"
+    "^WARNING fsclient.(background|leader|leadership|client|locks): |"
     "^ERROR fsclient.losses: inode .* data written and not stored is lost: "
 )
 LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
@@ -181,7 +182,7 @@ def _lose_leases(cluster: Cluster, dice: random.Random) -> None:
             victim.freeze()
         else:
             victim.cut(True)
-        cluster.sim.sleep(leader.LEASE_S * dice.choice((0.2, 1, 2)) + dice.random() * 30)
+        cluster.sim.sleep(LEASE_S * dice.choice((0.2, 1, 2)) + dice.random() * 30)
         if frozen:
             victim.thaw()
         else:

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from fsclient import leader
+from fsclient import leadership
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Weather
 from tests.sim.harness import simulate
@@ -20,7 +20,7 @@ from tests.sim.scheduler import SimRuntime
 from tests.sim.test_client import DATA, META, TROUBLE, crash, eager, live
 
 __all__ = ["eager"]
-TIMEOUTS_S = (2.0, 3.0, 30.0, leader.LEASE_S - 5, leader.LEASE_S + 5)
+TIMEOUTS_S = (2.0, 3.0, 30.0, leadership.LEASE_S - 5, leadership.LEASE_S + 5)
 
 
 def _hear_nothing(cluster: Cluster, dice: random.Random) -> None:
@@ -36,7 +36,7 @@ def _hear_nothing(cluster: Cluster, dice: random.Random) -> None:
         network.deaf = True
         cluster.sim.sleep((0.2 + dice.random()) * dice.choice((1, 3, cluster.meta_timeout_s)))
         network.cut = dice.random() < 0.7
-        cluster.sim.sleep(leader.LEASE_S * dice.choice((0, 0.1, 1, 2)) * dice.random())
+        cluster.sim.sleep(leadership.LEASE_S * dice.choice((0, 0.1, 1, 2)) * dice.random())
         network.deaf = network.cut = False
 
 

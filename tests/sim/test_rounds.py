@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from fsclient.background import HEARTBEAT_S
-from fsclient.leader import LEASE_S, NEWS_S
+from fsclient.leader import NEWS_S
+from fsclient.leadership import LEASE_S, LOOK_S
 from fsmeta import schema
 from fsmeta.errors import ObjectMissing
 from fsmeta.store import COMMIT_OPS_ENOUGH
@@ -310,3 +311,36 @@ def test_leaving_in_the_midst_of_a_round(sim_seed: int) -> None:
         assert not [*cluster.objects.list("")]
 
     _world(sim_seed, body, 2)
+
+
+@SEEDS
+@pytest.mark.usefixtures("ends")
+def test_a_leader_that_can_not_delete_ends_dead_sessions(sim_seed: int) -> None:
+    """The object store hangs while it deletes: the locks of a dead mount are given up even so."""
+
+    def body(cluster: Cluster) -> None:
+        cluster.leaks = True
+        leader = _leader(cluster)
+        other, _ = (node for node in cluster.nodes if node is not leader)
+        dead = other.session_id()
+        hanging, heals = cluster.sim.event(), cluster.sim.event()
+        delete = leader.client.blocks.delete
+
+        def hang(slices: Iterable[tuple[SliceId, int]]) -> None:
+            hanging.set()
+            heals.wait()
+            delete(slices)
+
+        leader.client.blocks.delete = hang  # type: ignore[method-assign]
+        file = _make(leader)
+        file.close()
+        Posix(leader.client.vfs).unlink(b"/f")
+        assert hanging.wait(2 * ROUNDS_S)
+        other.crash()
+        cluster.sim.sleep(LEASE_S + 3 * LOOK_S)
+        assert schema.pack_u64(dead) not in cluster.backend.rows[schema.SESSIONS]
+        heals.set()
+        cluster.sim.sleep(ROUNDS_S)
+        assert not [*cluster.objects.list("")]
+
+    _world(sim_seed, body, 3)

@@ -29,7 +29,10 @@ from tests.sim.test_writeback import (
 )
 
 FSYNCS: Verbs = ("write", "fsync", "fsync", "fsync", "rename", "unlink")
-UNSURE = "^WARNING fs(data.obj_staged|client.writeback): staging (disk|journal): .*not be synced"
+UNSURE = (
+    "^WARNING fs(data.obj_staged|client.writeback): staging (disk|journal): "
+    ".*(not be synced|simulated: not written)"
+)
 
 
 def _unsure(world: World, dice: random.Random) -> None:
