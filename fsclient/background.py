@@ -289,12 +289,13 @@ class Background:
                     self._cond.wait(WORK_EVERY_S)
 
     def work(self) -> None:
-        """One turn: lead if nobody does, then compact a chunk and pack a segment."""
+        """One turn: lead if nobody does, compact a chunk, pack a segment, settle doubts."""
         if self._lead.leads():
             self._leader.turn()
             self.quotas.turn()
         self._compactor.turn()
         self.packer.turn()
+        self._meta.settle_doubts()
 
 
 def _nothing() -> None:

@@ -18,6 +18,7 @@ import errno
 import json
 import logging
 import os
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -26,9 +27,11 @@ from fsclient.coherence import Coherence
 from fsclient.file_io import FileIO
 from fsclient.privileges import groups_of
 from fsclient.subdir import require_way
+from fsmeta import schema
 from fsmeta.clones import CloneBuilder, Tree
 from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
+from fsmeta.ops.inode import check_name
 from fsmeta.runtime import Runtime, Thread
 from fsmeta.sealed import shelf_of
 from fsmeta.snapshots import Taker
@@ -96,8 +99,13 @@ class Cloner:
             source, new_name = Ino(int(wish["source"])), os.fsencode(wish["name"])
             what = bool(wish["preserve"]), bool(wish.get("snapshot"))
             wanted = _Wish(root, source, parent, new_name, *what)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not stop and not wanted.snapshot:  # a snapshot's is judged with its place
+                check_name(new_name)
+            schema.inode_row(source)
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise OSError(errno.EINVAL, f"no wish for a clone: {value!r}") from error
+        except struct.error as error:
+            raise OSError(errno.EINVAL, f"no inode has the number {source}") from error
         if (wanted.preserve or wanted.snapshot) and caller.uid != 0:
             raise OSError(errno.EPERM, "only root takes snapshots, and gives files to others")
         with self._lock:
@@ -141,8 +149,9 @@ class Cloner:
             self._coherence.named(wanted.parent)
         except OSError as error:
             job.error = error.errno or errno.EIO
-        except StoreError as error:
-            log.warning("clone of inode %d: %s", wanted.source, error)
+        except Exception as error:
+            unforeseen = None if isinstance(error, StoreError) else error
+            log.warning("clone of inode %d: %s", wanted.source, error, exc_info=unforeseen)
             job.error = errno.EIO
         finally:
             job.done = True

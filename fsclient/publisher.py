@@ -42,6 +42,7 @@ RUN_MAX: Final = 256  # of entries: a segment's files, created and written
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 5.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_MADE: Final = (errno.ENOTEMPTY, errno.EEXIST)  # the row of an inode is not empty
 _DELETED: Final = (errno.ESTALE, errno.ENOENT)
 
 
@@ -93,10 +94,15 @@ class Publisher:
         if self._thread is not None:
             self._thread.join()
 
-    def marks(self) -> dict[int, int]:
-        """Up to which sequence the journal is published, by domain. Raises: StoreError."""
+    def marks(self) -> dict[int, int] | None:
+        """Up to which sequence the journal is published, by domain.
+
+        None where it was drained: then its row is gone. Raises: StoreError.
+        """
         row = journal_row(self._journal)
         fields = self._run.view(lambda txn: txn.get_row(row))
+        if not fields:
+            return None
         return {
             schema.id_of(field): schema.id_of(value)
             for field, value in fields.items()
@@ -235,8 +241,20 @@ class Publisher:
     def _resolve(self, entry: Entry, error: OSError) -> None:
         """Others were faster: what they did stands. Raises: StoreError, OSError."""
         self.conflicts += 1
-        if publish.keeps_data(entry):
-            lost = self._lost_and_found()
+        if publish.keeps_data(entry) and self._rescue(entry, error):
+            return
+        self._do(partial(publish.leave_out, journal=self._journal, entry=entry))
+        gone = error.errno in _DELETED and entry.name != "rename"
+        level = logging.INFO if gone else logging.WARNING
+        log.log(level, "%s is left out, others were faster: %s", entry, error.strerror)
+
+    def _rescue(self, entry: Entry, why: OSError) -> bool:
+        """Have a file in /lost+found; False where its inode is there already, or its name is.
+
+        Raises: StoreError, OSError.
+        """
+        lost = self._lost_and_found()
+        try:
             self._do(
                 partial(
                     publish.rescue,
@@ -246,15 +264,15 @@ class Publisher:
                     charging=self._charging,
                 )
             )
-            # the own mount has made the directory, and hears of no commit of its own
-            self._store.tell([schema.dir_row(lost), schema.inode_row(lost)])
-            name = publish.rescued_name(entry.args[1], entry.args[2].ino).decode(errors="replace")
-            log.warning("%s: %s; it is in /lost+found/%s", entry, error.strerror, name)
-            return
-        self._do(partial(publish.leave_out, journal=self._journal, entry=entry))
-        gone = error.errno in _DELETED and entry.name != "rename"
-        level = logging.INFO if gone else logging.WARNING
-        log.log(level, "%s is left out, others were faster: %s", entry, error.strerror)
+        except OSError as error:
+            if error.errno in _MADE:
+                return False
+            raise
+        # the own mount has made the directory, and hears of no commit of its own
+        self._store.tell([schema.dir_row(lost), schema.inode_row(lost)])
+        name = publish.rescued_name(entry.args[1], entry.args[2].ino).decode(errors="replace")
+        log.warning("%s: %s; it is in /lost+found/%s", entry, why.strerror, name)
+        return True
 
     def _lost_and_found(self) -> Ino:
         """Raises: StoreError, OSError; then it is tried again."""

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from fsclient.commits import ignore_slices
 from fsclient.data_side import DataSide
@@ -21,7 +21,7 @@ from fsclient.open_files import OpenFiles
 from fsclient.publisher import Publisher
 from fsclient.staged_packer import StagedPacker
 from fsclient.staging_slot import take_slot
-from fsdata import staging_log
+from fsdata import staging_data, staging_log
 from fsdata.block_names import object_key
 from fsdata.geometry import block_count, block_length
 from fsdata.mem_cache import MemCache
@@ -30,10 +30,11 @@ from fsdata.objects import ObjectStore
 from fsdata.staging_data import Spot, StagingData
 from fsdata.staging_disk import DirectoryDisk, StagingDisk
 from fsdata.staging_log import StagingLog
+from fsmeta.backlog import Goal
 from fsmeta.cache import RowCache
 from fsmeta.engine import Meta
 from fsmeta.entry import EVERY, VERBS, Entry, Need, Rules, unpack
-from fsmeta.errors import StoreError
+from fsmeta.errors import StoreError, Unavailable
 from fsmeta.ops import publish
 from fsmeta.published import Published
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
@@ -45,10 +46,13 @@ from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SYNC_S: Final = 1.0  # what is in the journal survives a loss of power so much later, unasked
 DRAIN_S: Final = 50.0  # the default of `--drain-timeout`: `umount` waits 60 s for the client
 JOURNAL_BITS: Final = 63
-RECOVERY_S: Final = 30.0  # for the object store, where a block is missing on the disk
+ASIDE: Final = "aside-"  # how files begin of a journal that is not taken up
+RECOVERY_S: Final = 30.0  # for the disk to be read, or the store to say what it has
 
 
 def open_disk(runtime: Runtime, root: str, volume: str, others: Sequence[str] = ()) -> StagingDisk:
@@ -109,6 +113,7 @@ class WriteBack:
         self._published: Published
         self._started = False
         self.on_write = ignore_slices  # slices were published
+        self.on_published: Callable[[], object] = bool
         self.packer: StagedPacker | None = None
 
     def pack(
@@ -133,19 +138,24 @@ class WriteBack:
         self._meta = meta
         self._block_bytes = meta.format.block_bytes
         self._published = Published(meta, self._inner, self._store, self._runtime)
-        found = staging_log.recover(self._disk, meta.format.uuid)
+        found = self._patiently(partial(staging_log.recover, self._disk, meta.format.uuid))
         journal = found.journal if found else self._runtime.random_bits(JOURNAL_BITS)
         entries = [unpack(payload) for payload in found.payloads] if found else []
         self._journal = journal
-        self._publisher = Publisher(
-            meta, self._store, self._inner, self.objects, self._runtime, journal
-        )
+        self._publisher = self._new_publisher(meta)
         marks = self._publisher.marks() if found else {}
+        if marks is None:
+            self._set_aside(journal)
+            found, entries, marks = None, [], {}
+            self._journal = self._runtime.random_bits(JOURNAL_BITS)
+            self._publisher = self._new_publisher(meta)
+        if found is None:  # what was removed here does not come back beside what comes now
+            self._patiently(self._disk.sync_names)
         # what the disk has forgotten may have been published: its numbers are not used again
         last = max((0, *marks.values(), *(each.sequence for each in entries)))
         if found is not None:
             last = max(last, found.first - 1)
-        self._log = StagingLog(self._runtime, self._disk, meta.format.uuid, journal)
+        self._log = StagingLog(self._runtime, self._disk, meta.format.uuid, self._journal)
         if found is not None:
             self._log.keep(found, last)
         if found and found.damaged:
@@ -159,6 +169,7 @@ class WriteBack:
         self._publisher.left_out = self._take_up(waiting)
         self._data.sweep()
         self._store.attach(self, self._options.domain_depth, last)
+        self.objects.on_unreadable = self._refuse_behind
         for entry in waiting:
             if entry.sequence in self._publisher.left_out:
                 self._store.add_unshown(entry)
@@ -168,6 +179,27 @@ class WriteBack:
             count, size = self.objects.left()
             log.info("staging journal: %d changes, %d objects of %d bytes are taken up",
                      len(waiting), count, size)  # fmt: skip
+
+    def _new_publisher(self, meta: Meta) -> Publisher:
+        """Who publishes from the journal that is ours."""
+        return Publisher(meta, self._store, self._inner, self.objects, self._runtime, self._journal)
+
+    def _set_aside(self, journal: int) -> None:
+        """Keep a journal out of the way that was drained, and came back with a loss of power.
+
+        It may be another one, where the metadata are older than it: so nothing is deleted.
+        """
+        name = f"{ASIDE}{journal:016x}-"
+        for each in self._disk.names():
+            if each.startswith((staging_log.PREFIX, staging_data.PREFIX)):
+                self._patiently(partial(self._disk.rename, each, name + each))
+        log.warning(
+            "staging journal: the metadata know nothing of the one in %s: all of it was published, "
+            "or they are older than it; it is not taken up, and is kept in files %s*: "
+            "remove them if nothing is missing",
+            self.place,
+            name,
+        )
 
     def _take_up(self, waiting: Sequence[Entry]) -> set[int]:
         """Go on with their blocks; entries whose blocks did not survive, and those behind them.
@@ -195,14 +227,37 @@ class WriteBack:
 
     def _has(self, need: Need) -> bool:
         spot = Spot(need.segment, need.offset, need.length, need.crc)
+        return self._patiently(partial(self.objects.take_up, need.key, spot))
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """What a disk or a store says when it is well again. Raises: Unavailable."""
         deadline = self._runtime.monotonic() + RECOVERY_S
         while True:
             try:
-                return self.objects.take_up(need.key, spot)
-            except (OSError, StoreError):
+                return ask()
+            except OSError as error:
+                if self._runtime.monotonic() > deadline:
+                    raise Unavailable(
+                        f"the staging journal in {self.place} can't be read: {error.strerror}: "
+                        "mend the disk and mount again, or move that directory away to do without "
+                        "what is in it"
+                    ) from error
+            except Unavailable:
                 if self._runtime.monotonic() > deadline:
                     raise
-                self._runtime.sleep(SYNC_S)
+            self._runtime.sleep(SYNC_S)
+
+    def _refuse_behind(self, key: str, error: OSError) -> None:
+        """The disk has failed to read an object for long: what it is of stays in the journal."""
+        for entry in self._store.refuse_behind(key):
+            log.error(
+                "%s: the staging disk can't be read: %s; it and what came after it in its "
+                "directory waits for that, and changes there are refused until the volume is "
+                "mounted anew: mend the disk, and leave %s as it is",
+                entry,
+                error.strerror,
+                self.place,
+            )
 
     def _replay(self, meta: Meta, entry: Entry) -> None:
         """Show this mount what an entry leads to, and queue it."""
@@ -233,7 +288,8 @@ class WriteBack:
         run.run(partial(publish.announce, journal=self._journal, holder=holder))
 
     def start(self) -> None:
-        """Begin to publish."""
+        """Begin to publish. Raises: StoreError, OSError."""
+        self._patiently(self._inner.sync)  # no loss of power leaves the journal without its row
         self._started = True
         self._dirty.set()  # what an earlier process has written may not have reached the disk
         self.objects.on_stored = self._store.wake
@@ -250,8 +306,7 @@ class WriteBack:
         if not self._started:
             return True  # what was found on the disk stays there
         deadline = self._runtime.monotonic() + self._options.drain_s
-        self.objects.hurry()
-        drained = self._store.settle(None, deadline)
+        drained = self.settle(None, self._options.drain_s)
         self._publisher.stop()
         self._reap()
         drained = drained and self.objects.await_empty(deadline)
@@ -270,7 +325,7 @@ class WriteBack:
     def _clear(self) -> None:
         try:
             self._inner.sync()
-            self._log.clear()
+            self._log.clear()  # for good: once the marks are gone it would be published anew
             self._data.clear()
             self._publisher.forget_journal()
         except (OSError, StoreError) as error:  # the marks say that there is nothing to do
@@ -356,6 +411,7 @@ class WriteBack:
 
     def _after_publication(self, outcomes: Sequence[tuple[Entry, bool]]) -> None:
         """Remove files of the log that only hold what the store has."""
+        self.on_published()
         for entry, as_meant in outcomes:
             if self.packer is not None:
                 self.packer.published(entry, as_meant)
@@ -379,6 +435,15 @@ class WriteBack:
         """Wait until what is accepted by now is published; of a file's or directory's domain."""
         self.objects.hurry()
         return self._store.settle(ino, self._runtime.monotonic() + wait_s)
+
+    def goal(self, ino: Ino | None) -> Goal:
+        """What is accepted by now, of a file's or directory's domain; it is hurried up."""
+        self.objects.hurry()
+        return self._store.goal(ino)
+
+    def has_reached(self, goal: Goal) -> bool:
+        """Whether all of it is published."""
+        return self._store.has_reached(goal)
 
     def published(self, ino: Ino, stopped: Callable[[], bool]) -> Published:
         """The volume as others see it, when that has all that is accepted by now.

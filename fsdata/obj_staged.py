@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 STAGING_BYTES: Final = 10 << 30  # the default of `--staging-size`
 STAGING_BYTES_MIN: Final = 64 << 20  # an object of the largest size, or a few that fly
 ROOM_S_MAX: Final = 120.0  # for room on the staging disk, as long as a writer waits for memory
+_READ_PAUSES_S: Final = (0.01, 0.1, 1.0, 2.0)  # of a reader, where the disk fails for a moment
+UNREAD_S_MAX: Final = 30.0  # of a disk that fails to read an object: then `on_unreadable` is told
 
 
 class StagedObjects:
@@ -63,6 +65,8 @@ class StagedObjects:
         self._disk_failed = False
         self.through = 0  # objects that were put into the store at once
         self.on_stored: Callable[[], object] = bool
+        # told of an object that the disk has, and fails to read: it may do so later, or never
+        self.on_unreadable: Callable[[str, OSError], object] = _nothing
         self.sync_waits = False  # sync means: in the store
 
     def pack_with(self, company: Company, room: int) -> None:
@@ -129,7 +133,10 @@ class StagedObjects:
         return self._data.used()
 
     def take_up(self, key: str, spot: Spot) -> bool:
-        """Go on with an earlier process's object; False where it is gone. Raises: Unavailable."""
+        """Go on with an earlier process's object; False where it is gone.
+
+        Raises: Unavailable; OSError where the disk fails to read it.
+        """
         if key in self._staged:
             return True
         try:
@@ -227,18 +234,21 @@ class StagedObjects:
 
     def _read(self, key: str, begin: int, end: int | None) -> bytes | None:
         """Bytes of an object that is on the disk; None where the store is to be asked."""
-        spot = self._pinned(key)
-        if spot is None:
-            return None
-        try:
-            return self._data.read_range(spot, begin, spot.length if end is None else end)
-        except FileNotFoundError:
-            return None  # an earlier process has uploaded all that was in the file
-        except OSError as error:
-            self._complain(error)
-            return None
-        finally:
-            self._data.release(spot.segment)
+        for pause in (*_READ_PAUSES_S, None):
+            spot = self._pinned(key)
+            if spot is None:
+                return None
+            try:
+                return self._data.read_range(spot, begin, spot.length if end is None else end)
+            except FileNotFoundError:
+                return None  # an earlier process has uploaded all that was in the file
+            except OSError as error:
+                self._complain(error)
+            finally:
+                self._data.release(spot.segment)
+            if pause is not None:
+                self._runtime.sleep(pause)
+        return None
 
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         data = self._read(key, begin, end) if self._staged else None
@@ -326,21 +336,44 @@ class StagedObjects:
     def _upload(self, key: str) -> None:
         staged = self._staged[key]
         error: Exception | None = None
-        lost = False
+        lost = unread = False
         try:
-            self._inner.put(key, (self._data.read(staged.spot),))
-            self._inner.sync((key,))  # the segment that could be read after a loss of power goes
+            data = self._data.read(staged.spot)
         except ObjectDamaged as damage:
             lost, error = self._look_for(key, damage)
-        except (OSError, StoreError) as failure:
-            error = failure
+        except OSError as failure:
+            unread, error = True, failure
+        else:
+            error = self._store(key, data)
         again = self._settle(key, staged, error, lost)
         if not again:
             self._data.release(staged.spot.segment)
             if staged.dropped:
                 self._remove(key)
             self.on_stored()
-        self._went(error)
+        if unread and isinstance(error, OSError):
+            self._unread(key, staged, error)
+        else:
+            self._went(error)
+
+    def _store(self, key: str, data: bytes) -> Exception | None:
+        """Have the store take an object; why it did not."""
+        try:
+            self._inner.put(key, (data,))
+            self._inner.sync((key,))  # the segment that could be read after a loss of power goes
+        except (OSError, StoreError) as error:
+            return error
+        return None
+
+    def _unread(self, key: str, staged: Staged, error: OSError) -> None:
+        """The disk failed to read an object, which is offered again: that may pass."""
+        now = self._runtime.monotonic()
+        staged.unread_since = staged.unread_since or now
+        if now - staged.unread_since >= UNREAD_S_MAX:
+            self.on_unreadable(key, error)
+        elif not self._disk_failed:
+            self._disk_failed = True
+            log.warning("staging disk: %s; uploads of what is on it wait", error)
 
     def _settle(self, key: str, staged: Staged, error: Exception | None, lost: bool) -> bool:
         """An upload has ended; whether the object is to be offered again."""
@@ -388,7 +421,8 @@ class StagedObjects:
     def _went(self, error: Exception | None) -> None:
         """Whether the store takes objects."""
         with self._cond:
-            was_away, self._away = self._away, error is not None or self._jobs.has_refused
+            was_away = self._away
+            self._away = error is not None or (was_away and self._jobs.has_refused)
             is_new = self._away and not was_away and not self._jobs.closed
         if is_new:
             log.warning("uploads wait for the object store: %s", error)
@@ -410,6 +444,10 @@ class StagedObjects:
             self._inner.delete(key)
         except (OSError, StoreError) as error:
             log.info("object %s is left over: %s", key, error)
+
+
+def _nothing(_key: str, _error: OSError) -> None:
+    """Nobody refuses anything."""
 
 
 _CONFORMS: Callable[..., ObjectStore] = StagedObjects

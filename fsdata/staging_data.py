@@ -62,7 +62,7 @@ class _Segment:
 class Staged:
     """An object that is on the disk, because the store does not have it yet or not by that name."""
 
-    __slots__ = ("busy", "dropped", "packed", "refused", "spot", "weight")
+    __slots__ = ("busy", "dropped", "packed", "refused", "spot", "unread_since", "weight")
 
     def __init__(self, spot: Spot) -> None:
         self.spot = spot
@@ -71,6 +71,7 @@ class Staged:
         self.dropped = False  # deleted meanwhile: what is uploaded is to be removed again
         self.packed = False  # in the store, as a part of another object
         self.refused = False  # the store did not take it, at least once
+        self.unread_since = 0.0  # when the disk failed to read it first; 0.0: it did not
 
 
 class StagingData:
@@ -165,11 +166,14 @@ class StagingData:
                 self._retire(number)
 
     def read(self, spot: Spot) -> bytes:
-        """A whole object, which is what was put. Raises: ObjectDamaged."""
+        """A whole object, which is what was put.
+
+        Raises: ObjectDamaged where it is lost; OSError where it may be read later.
+        """
         try:
             data = self._disk.read(_name(spot.segment), spot.offset, spot.length)
-        except OSError as error:
-            raise ObjectDamaged(f"{_name(spot.segment)} can't be read: {error}") from error
+        except FileNotFoundError as error:
+            raise ObjectDamaged(f"{_name(spot.segment)} is not there") from error
         if len(data) != spot.length or crc32c(data) != spot.crc:
             raise ObjectDamaged(f"staged at {spot.offset} of {_name(spot.segment)}: other bytes")
         return data

@@ -91,15 +91,19 @@ class StagingLog:
         self._unsynced: set[str] = set()  # files; guarded by _writing, as is _doubtful
         # Files that a sync failed for: the next may succeed, and what this one lost stay lost.
         self._doubtful: set[str] = set()
+        self._has_removed = False  # files, since the names were synced; guarded by _syncing
 
     def keep(self, found: Found, last: int) -> None:
         """Go on behind what an earlier process left, whose last entry was `last` at most.
 
-        A file that begins behind it has no entry: it is begun anew.
+        A file that begins behind it has no entry, and goes. Raises: OSError.
         """
         self._tail = found.tail, found.tail_bytes
         names = [name for name in self._disk.names() if name.startswith(PREFIX)]
-        names = [name for name in names if int(name[len(PREFIX) :], 16) <= last]
+        for name in [name for name in names if int(name[len(PREFIX) :], 16) > last]:
+            self._disk.remove(name)
+            names.remove(name)
+        self._has_removed = True  # nobody knows what that process has synced of its removals
         self._files = [(name, last) for name in names]
         self._unsynced = set(names)  # nobody knows what that process has synced
         self._appended = self._written = int(bool(names))
@@ -180,9 +184,18 @@ class StagingLog:
                     log.debug("%s was not synced: %s", name, error)
                     with self._writing:
                         self._doubtful.add(name)
+            self._sync_removals()
             if self._doubtful:
                 raise OSError(errno.EIO, f"{min(self._doubtful)} could not be synced")
             self._synced = position
+
+    def _sync_removals(self) -> None:
+        """A file that comes back may hold less than the next one says it did, which does not count
+        then. `_syncing` is held. Raises: OSError.
+        """
+        if self._has_removed:
+            self._disk.sync_names()
+            self._has_removed = False
 
     def can_trim(self, first_waiting: int) -> bool:
         """Whether `trim` would remove anything."""
@@ -193,6 +206,7 @@ class StagingLog:
         """Everything below this sequence is published: remove files that hold nothing else."""
         with self._syncing, self._writing:
             while len(self._files) > 1 and self._files[0][1] < first_waiting:
+                self._has_removed = True
                 self._disk.remove(self._files.pop(0)[0])
 
     def forget(self, first_waiting: int) -> None:
@@ -206,10 +220,15 @@ class StagingLog:
                 self._written += 1
 
     def clear(self) -> None:
-        """Everything is published, and nothing comes any more."""
+        """Everything is published, and nothing comes any more: no file is left, nor comes back.
+
+        Raises: OSError; then some may.
+        """
         with self._syncing, self._writing:
             while self._files:
+                self._has_removed = True
                 self._disk.remove(self._files.pop(0)[0])
+            self._sync_removals()
 
 
 def recover(disk: StagingDisk, volume: str) -> Found | None:
@@ -261,7 +280,7 @@ def _payload(data: bytes, at: int) -> bytes | None:
         return None
     magic, length, crc = _HEAD.unpack_from(data, at)
     payload = data[at + _HEAD.size : at + _HEAD.size + length]
-    if magic != MAGIC or len(payload) != length or crc32c(payload) != crc:
+    if magic != MAGIC or not length or len(payload) != length or crc32c(payload) != crc:
         return None
     return payload
 

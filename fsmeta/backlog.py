@@ -15,8 +15,16 @@ import errno
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from fsmeta.entry import EVERY, Entry
+
+
+class Goal(NamedTuple):
+    """All that is accepted, of one domain or of any, up to a sequence or whatever comes."""
+
+    domain: int | None
+    upto: int | None
 
 
 class Backlog:
@@ -82,6 +90,23 @@ class Backlog:
         lost = self.lost
         if lost and (EVERY in lost or EVERY in domains or not lost.isdisjoint(domains)):
             raise OSError(errno.EIO, "what was written there before is lost")
+
+    def behind(self, first: Entry) -> set[int]:
+        """The domains in which something waits for `first`, or for what waits for it."""
+        found = set(first.domains)
+        for entry in self._entries.values():
+            if entry.sequence > first.sequence and (
+                EVERY in entry.domains | found or not found.isdisjoint(entry.domains)
+            ):
+                found |= entry.domains
+        return found
+
+    def moves(self, upto: int) -> bool:
+        """Whether an entry up to a sequence waits in a domain that nothing of is lost."""
+        if EVERY in self.lost:
+            return False
+        queues = self._queues.items()
+        return any(queue[0].sequence <= upto for domain, queue in queues if domain not in self.lost)
 
     def leads(self, entry: Entry) -> bool:
         """Whether nothing stands before an entry."""

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
 from fsmeta.engine import Meta
-from fsmeta.errors import StoreError
 from fsmeta.ops import clone, remove
 from fsmeta.ops.clone import Building, Child
 from fsmeta.ops.ranges import Span
@@ -101,7 +100,7 @@ class CloneBuilder:
         self.inodes += 1
         try:
             yield
-        except (OSError, StoreError):
+        except Exception:  # whatever it was; what it means is for the caller
             discard(self._meta, self.building)
             raise
 

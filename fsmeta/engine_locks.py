@@ -64,7 +64,7 @@ class LockVerbs:
 
         `waits_at`: where else the owner may be waiting. `guess`: nobody else has had to do with
         this file's locks, as far as we know.
-        Raises: EDEADLK, ENOLCK, ESTALE.
+        Raises: EDEADLK, ENOLCK, ESTALE, Fenced.
         """
         row = rows.lock_row(ino)
         if not self._run.store.vouches():
@@ -84,6 +84,8 @@ class LockVerbs:
             return lock.setlk(txn, ask, attempts == 1)
 
         answer = self._run.run(verb)
+        if answer.session != self._sid():  # the answer was lost, and then the session
+            raise Fenced(f"session {answer.session} has ended, and its locks are gone")
         self.on_handed()
         return answer
 

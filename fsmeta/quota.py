@@ -28,6 +28,7 @@ from fsmeta.sealed import SEALED_INO
 from fsmeta.store import limit_field
 from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Ino, StatFs, Usage
+from fsmeta.volume import require
 
 DIR: Final = b"d"
 USER: Final = b"u"
@@ -128,7 +129,7 @@ def first_parent(txn: Txn, attr: Attr, without: Ino = NO_PARENT) -> Ino:
     It is asked for anew, and checked by the commit.
     """
     row = schema.inode_row(attr.ino)
-    fields = txn.get_row(row)
+    fields = txn.get_inodes([row])[0].fields
     for field in schema.ATTR_FIELDS:
         txn.expect_same(row, field, fields.get(field))
     parents = [schema.id_of(field) for field in fields if field[:1] == b"p" and len(field) == 9]
@@ -236,18 +237,32 @@ def rooms(txn: Txn, nodes: Sequence[bytes]) -> list[Room]:
 
 def free_space(txn: Txn, env: Env, ino: Ino) -> int | None:
     """How much a file may still grow before a quota refuses it; None where there is no limit."""
-    attr = get_attr(txn, ino)
-    if attr.mark != env.epoch or not attr.mark or not attr.nlink:
+    return _least(_quotas_of(txn, env, get_attr(txn, ino)))
+
+
+def free_space_of_all(txn: Txn, env: Env, attr: Attr) -> int | None:
+    """As `free_space`, before a quota or the volume refuses it."""
+    if not attr.nlink:
         return None
-    nodes = [*owners(attr.uid, attr.gid), *above(txn, home(txn, attr))]
-    limited = [room for room in rooms(txn, nodes) if room.limit.space]
+    return _least([volume_room(txn), *_quotas_of(txn, env, attr)])
+
+
+def _quotas_of(txn: Txn, env: Env, attr: Attr) -> list[Room]:
+    """What counts a file, but for the volume."""
+    if attr.mark != env.epoch or not attr.mark or not attr.nlink:
+        return []
+    return rooms(txn, [*owners(attr.uid, attr.gid), *above(txn, home(txn, attr))])
+
+
+def _least(found: Sequence[Room]) -> int | None:
+    """The least space that limits leave; None where there is none of them."""
+    limited = [room for room in found if room.limit.space]
     return min((room.limit.space - room.used.space for room in limited), default=None)
 
 
 def statfs(txn: Txn, env: Env, ino: Ino) -> StatFs:
     """statfs(2) in a directory: of all limits above it, the one that leaves least."""
-    volume = usage(txn)
-    found = [Room(volume, env.limits)]
+    found = [volume_room(txn)]
     if env.epoch and ino != ROOT_INO:
         stable = get_stable(txn, ino)
         if stable.parent != NO_PARENT:  # else it has been removed, or has several names
@@ -262,10 +277,9 @@ def _left(used: int, limit: int) -> float:
     return limit - used if limit else inf
 
 
-def usage(txn: Txn) -> Usage:
-    """What the volume takes up now."""
-    space, inodes = txn.get_many(((schema.USAGE, schema.SPACE), (schema.USAGE, schema.INODES)))
-    return Usage(
-        schema.unpack_count(schema.USAGE, schema.SPACE, space),
-        schema.unpack_count(schema.USAGE, schema.INODES, inodes),
-    )
+def volume_room(txn: Txn) -> Room:
+    """What the volume takes up now, and its limits as they are now, in one request."""
+    counters = (schema.USAGE, schema.SPACE), (schema.USAGE, schema.INODES)
+    *counts, settings = txn.get_many((*counters, (schema.FORMAT, schema.FORMAT_FIELD)))
+    space, inodes = map(schema.unpack_count, *zip(*counters, strict=True), counts)
+    return Room(Usage(space, inodes), require(settings).limits)

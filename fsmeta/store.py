@@ -37,6 +37,8 @@ from fsmeta.history import History
 
 FENCE_FIELD: Final = b"a"
 SCAN_PAGE: Final = 1000  # fields a page: ~100 kB, a few ms of any engine
+SHORT_ROW_FIELDS: Final = 128  # of a row that is read with others: all but files above 7 GiB
+SHORT_ROWS_BYTES: Final = 4 << 20  # of one such request, but for its last row: some ms of Redis
 # Checks and writes of a step, where what is to be done is done in steps. A step that is given up at
 # COMMIT_OPS_ENOUGH has room for one more thing.
 COMMIT_OPS_MAX: Final = 4096
@@ -162,6 +164,17 @@ class Reads(Protocol):
         No rows are no request.
         """
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        """`read_rows` of rows that may be long: None where one has more than SHORT_ROW_FIELDS, or
+        where those before it have SHORT_ROWS_BYTES; `scan` reads such a row.
+        """
+
+    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
+        """A page of about `limit` fields of `row`.
+
+        A field present throughout is returned at least once, perhaps twice.
+        """
+
     def vouches(self) -> bool:
         """Whether we are told at once of what others change, so that what was read may be kept."""
 
@@ -182,12 +195,6 @@ class Store(Reads, Protocol):
         """The values of `fields` in each of many rows, whose names are of one length.
 
         Each row's are of a moment of its own.
-        """
-
-    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
-        """A page of about `limit` fields of `row`.
-
-        A field present throughout is returned at least once, perhaps twice.
         """
 
     def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
@@ -226,3 +233,16 @@ class Store(Reads, Protocol):
 
     def close(self) -> None:
         """Let go of connections and threads; idempotent."""
+
+
+def short_rows(found: Iterator[dict[bytes, bytes]], count: int) -> list[dict[bytes, bytes] | None]:
+    """What `read_short_rows` answers, of the next `count` rows that an engine brings."""
+    left = SHORT_ROWS_BYTES
+    answer: list[dict[bytes, bytes] | None] = []
+    for _ in range(count):
+        fields = next(found) if left > 0 else None
+        if fields is not None and len(fields) > SHORT_ROW_FIELDS:
+            fields = None
+        left -= sum(map(len, fields.values())) if fields else 0
+        answer.append(fields)
+    return answer

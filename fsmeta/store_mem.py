@@ -26,6 +26,7 @@ from fsmeta.store import (
     RowPage,
     Store,
     is_table,
+    short_rows,
 )
 
 
@@ -147,6 +148,14 @@ class MemStore:
         with self._backend.lock:
             self._enter(rows)
             return [dict(self._backend.rows.get(row, {})) for row in rows]
+
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        if not rows:
+            return []
+        with self._backend.lock:
+            self._enter(rows)
+            found = (dict(self._backend.rows.get(row, {})) for row in rows)
+            return short_rows(found, len(rows))
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         with self._backend.lock:

@@ -27,6 +27,8 @@ from fsmeta.redis_tracking import Tracking
 from fsmeta.runtime import Runtime
 from fsmeta.store import (
     SCAN_PAGE,
+    SHORT_ROW_FIELDS,
+    SHORT_ROWS_BYTES,
     Applied,
     Commit,
     Key,
@@ -63,6 +65,21 @@ return {value, unpack(found)}
 _ROWS: Final = Script(b"""
 local out = {}
 for i, row in ipairs(ARGV) do out[i] = redis.call('HGETALL', row) end
+return out
+""")
+
+# ARGV: how many bytes are enough, how many fields are too many, rows. As `_ROWS`; false for those
+# that are too long, or come after enough.
+_SHORT_ROWS: Final = Script(b"""
+local out, left, most = {}, tonumber(ARGV[1]), tonumber(ARGV[2])
+for i = 3, #ARGV do
+  local flat = false
+  if left > 0 and redis.call('HLEN', ARGV[i]) <= most then
+    flat = redis.call('HGETALL', ARGV[i])
+    for j = 2, #flat, 2 do left = left - #flat[j] end
+  end
+  out[i - 2] = flat
+end
 return out
 """)
 
@@ -184,6 +201,17 @@ class RedisStore:
             return []
         reply = _ROWS.run(self._plain, self._keyless, [self._prefix + row for row in rows])
         return [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in reply]
+
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        if not rows:
+            return []
+        limits = (b"%d" % SHORT_ROWS_BYTES, b"%d" % SHORT_ROW_FIELDS)
+        arguments = [*limits, *(self._prefix + row for row in rows)]
+        reply = _SHORT_ROWS.run(self._plain, self._keyless, arguments)
+        return [
+            None if flat is None else dict(zip(flat[::2], flat[1::2], strict=True))
+            for flat in reply
+        ]
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         channel = self._plain if is_table(row) else self._main

@@ -21,8 +21,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from fsmeta import schema, schema_inode
-from fsmeta.acceptance import DISTURBED_S, Acceptance, is_fresh, written
-from fsmeta.backlog import Backlog
+from fsmeta.acceptance import DISTURBED_S, Acceptance, Base, is_fresh, written
+from fsmeta.backlog import Backlog, Goal
 from fsmeta.cache import RowCache
 from fsmeta.domains import Domains, reading
 from fsmeta.entry import GIVING_WAY, NAMES, SHARING, Entry, Log, Moved, slices_of
@@ -31,7 +31,8 @@ from fsmeta.meant import entry_of, is_first_name
 from fsmeta.overlay import Over, Overlay
 from fsmeta.overlay_reads import OverlaidReads
 from fsmeta.runtime import Runtime
-from fsmeta.store import MERGE, SCAN_PAGE, Applied, Commit, Key, Listener, Record, RowPage, Store
+from fsmeta.settling import Settling
+from fsmeta.store import MERGE, SCAN_PAGE, Applied, Commit, Listener, Record, RowPage, Store
 from fsmeta.types import FileType, Ino
 
 ENTRIES_MAX: Final = 50_000  # held back at a time: about 60 MB; then changes wait
@@ -50,9 +51,11 @@ class StagedStore:
         reads = OverlaidReads(inner, self._overlay, self._cond, self.beneath)
         self.read, self.read_many, self.read_linked = reads.read, reads.read_many, reads.read_linked
         self.read_rows, self.scan = reads.read_rows, reads.scan
+        self.read_short_rows = reads.read_short_rows
         self._require_empty = reads.require_empty
         self.name = inner.name
         self.backlog = Backlog()  # guarded by _cond, as all below
+        self._settling = Settling(self._cond, self.backlog, runtime)
         self._runtime = runtime
         self._log: Log | None = None
         self._domains = Domains(1)
@@ -119,7 +122,7 @@ class StagedStore:
 
     def sync(self) -> None:
         if self._log is not None and (self.sync_waits or not self._log.sync()):
-            self.settle(None, None)
+            self._settling.await_what_moves(self._sequence)  # of the rest `require_whole` tells
         self._inner.sync()
 
     def close(self) -> None:
@@ -300,7 +303,7 @@ class StagedStore:
         commit: Commit,
         over: Sequence[Over | None],
         mark: int,
-        base: dict[Key, bytes | None],
+        base: Base,
     ) -> int:
         """Accept a commit, and have it noted; where the log has it. The caller holds the lock.
 
@@ -331,16 +334,9 @@ class StagedStore:
         """Return when the journal has an entry, or the store where the disk failed."""
         if self._replayed is not None:
             return
-        if not log.flush(position):
-            self.settle(None, None, entry.sequence)  # the disk failed: this one is written through
-        elif is_first_name(entry, commit):
-            self._await_published(entry)
-
-    def _await_published(self, entry: Entry) -> None:
-        """Wait until the store has an entry."""
-        with self._cond:
-            while self.backlog.has(entry.sequence):
-                self._cond.wait()
+        # where the disk failed this one is written through
+        if not log.flush(position) or is_first_name(entry, commit):
+            self._settling.await_entry(entry)
 
     def _await_room(self) -> None:
         """Wait while too many entries wait. The caller holds the lock. Raises: Unavailable."""
@@ -415,26 +411,46 @@ class StagedStore:
             self._domains.forget(None)
             self.tell(list(rows))
 
-    def settle(self, ino: Ino | None, deadline: float | None, upto: int | None = None) -> bool:
+    def settle(self, ino: Ino | None, deadline: float, upto: int | None = None) -> bool:
         """Wait until what is accepted by now is published, or up to the sequence `upto`.
 
         `ino`: only of its domain. False when the monotonic `deadline` passes first.
         """
+        goal = self.goal(ino)
+        if upto is not None:
+            goal = goal._replace(upto=upto)
+        return self._settling.await_goal(goal, deadline)
+
+    def goal(self, ino: Ino | None) -> Goal:
+        """What is accepted by now; `ino`: in its domain."""
         domain = None if ino is None else self._domains.home(reading({}, self.read), ino)
+        return Goal(domain, self._sequence)
+
+    def has_reached(self, goal: Goal) -> bool:
+        """Whether all of it is published."""
         with self._cond:
-            goal = self._sequence if upto is None else upto
-            while self.backlog.waits(domain, goal):
-                left = None if deadline is None else deadline - self._runtime.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                self._cond.wait(left)
-            return True
+            return not self.backlog.waits(*goal)
 
     def refuse(self, domains: Iterable[int]) -> int:
         """Accept nothing more in these domains; the number of the last entry that was."""
         with self._cond:
             self.backlog.refuse(domains)
+            self._cond.notify_all()
             return self._sequence
+
+    def refuse_behind(self, key: str) -> list[Entry]:
+        """As `refuse`, where something waits for an object; what is refused for the first time."""
+        with self._cond:
+            found = [
+                entry
+                for entry in self.backlog
+                if any(need.key == key for need in entry.needs)
+                and not self.backlog.lost.issuperset(entry.domains)
+            ]
+            for entry in found:
+                self.backlog.refuse(self.backlog.behind(entry))
+            self._cond.notify_all()
+            return found
 
     @property
     def sequence(self) -> int:

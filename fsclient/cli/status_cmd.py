@@ -62,6 +62,7 @@ def _report(meta: Meta, now_ns: int) -> dict[str, Any]:
         "quotas": quotas,
         "sessions": _sessions(meta, now_ns),
         "warnings": warnings,
+        "notes": list(review.notes),
     }
 
 
@@ -98,6 +99,8 @@ def _print(report: dict[str, Any]) -> None:
     _print_quotas(report["quotas"])
     for warning in report["warnings"]:
         click.echo(f"warning     {warning}")
+    for note in report["notes"]:
+        click.echo(f"note        {note}")
     click.echo(f"sessions    {len(report['sessions'])}")
     for each in report["sessions"]:
         where = f"{each.get('host')} pid {each.get('pid')}"
@@ -118,4 +121,10 @@ def _holds(session: dict[str, Any]) -> str:
         words.append(f"locks of {len({each['ino'] for each in session['locks']})} files")
     if session["open_orphans"]:
         words.append(f"{len(session['open_orphans'])} files open without a name")
+    limits = session.get("limits")
+    if limits:
+        count = limits["open_files"]
+        words.append(f"may open {'any number of' if count < 0 else count} files")
+        if limits["oom_score_adj"]:
+            words.append(f"OOM score {limits['oom_score_adj']:+d}")
     return "".join(f", {word}" for word in words)

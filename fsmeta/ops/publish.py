@@ -20,11 +20,18 @@ from itertools import chain, repeat
 from typing import Final, TypeAlias
 
 from fsmeta import schema
-from fsmeta.entry import VERBS, Entry, Rules
+from fsmeta.entry import EVERY, VERBS, Entry, Rules
 from fsmeta.errors import Conflict, Unavailable
 from fsmeta.ops import segments
 from fsmeta.ops.create import create
-from fsmeta.schema_journal import HOLDER_FIELD, Holder, journal_row, mark_field, pack_holder
+from fsmeta.schema_journal import (
+    HOLDER_FIELD,
+    Holder,
+    is_mark,
+    journal_row,
+    mark_field,
+    pack_holder,
+)
 from fsmeta.store import ADD, SHIFT
 from fsmeta.together import Together
 from fsmeta.txn import Txn
@@ -162,8 +169,14 @@ def announce(txn: Txn, journal: int, holder: Holder) -> None:
 
 
 def abandon(txn: Txn, journal: int) -> None:
-    """Nobody will take up a journal. Its marks stay: if it is found, what is published stays so."""
-    txn.delete(journal_row(journal), HOLDER_FIELD)
+    """No client will take up a journal. Its marks stay: if it is found, what is published stays so.
+
+    One mark stays at least: a journal without a row is one that was drained.
+    """
+    row = journal_row(journal)
+    if not any(is_mark(field) for field in txn.get_row(row)):
+        txn.put(row, mark_field(EVERY), schema.pack_u64(0))
+    txn.delete(row, HOLDER_FIELD)
 
 
 def forget_journal(txn: Txn, journal: int) -> None:

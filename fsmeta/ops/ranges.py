@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fsmeta import quota, schema, schema_inode, schema_slices
+from fsmeta.long_chunks import covered_with
 from fsmeta.ops.collect import share
 from fsmeta.ops.extent import bury, chunks_of, how_many_fit, split
 from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
@@ -107,14 +108,13 @@ def _clear(txn: Txn, attr: Attr, span: Span) -> tuple[int, int]:
     for index, value in found:
         field = schema.chunk_field(index)
         txn.expect(row, field, value)
-        old = schema_slices.unpack_slices(attr.ino, index, value)
         first = max(span.begin - index * CHUNK_BYTES, 0)
         last = min(end - index * CHUNK_BYTES, CHUNK_BYTES)
         zeros = schema_slices.hole(first, last - first)
-        before, after = covered(old), covered([*old, zeros])
+        before, after = covered_with(attr.ino, index, value, [zeros])
         if not after:
             txn.delete(row, field)
-            bury(txn, old)
+            bury(txn, schema_slices.unpack_slices(attr.ino, index, value))
         elif after != before:
             txn.append(row, field, schema_slices.pack_slices([zeros]))
         lost += before - after
@@ -207,7 +207,12 @@ def _splice(txn: Txn, attr: Attr, pieces: dict[int, list[Slice]]) -> int:
             new = [each for each in new if each.kind is not SliceKind.HOLE]
         if not new:
             continue
-        grown += covered([*old, *new]) - covered(old)
+        left = covered([*old, *new])
+        grown += left - covered(old)
+        if not left:  # nothing but holes: a file that uses nothing lists nothing, see `change_size`
+            txn.delete(row, schema.chunk_field(index))
+            bury(txn, old)
+            continue
         txn.append(row, schema.chunk_field(index), schema_slices.pack_slices(new))
         known = {each.id for each in old}
         for sid in {each.id for each in new if each.kind is not SliceKind.HOLE} - known:

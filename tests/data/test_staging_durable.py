@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fsdata import staging_data
 from fsdata.objects import Buffer
 from fsdata.staging_data import StagingData
-from fsdata.staging_disk import DirectoryDisk
+from fsdata.staging_disk import OPEN_MAX, DirectoryDisk
 from fsdata.staging_log import StagingLog, recover
 from fsmeta.runtime import SystemRuntime
 
@@ -113,3 +116,83 @@ def test_w3_entries_that_were_not_synced_are_not_taken_for_synced(unsure: Unsure
     found = recover(unsure, "volume")
     assert found is not None
     assert found.payloads == [b"two"]
+
+
+def _open_below(place: Path) -> list[str]:
+    """Which files of a directory this process has open."""
+    found = []
+    for each in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{each}")
+        except FileNotFoundError:
+            continue  # the descriptor of the listing itself
+        if path.startswith(f"{place}/"):
+            found.append(path)
+    return found
+
+
+def test_w4_staged_segments_do_not_each_keep_a_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each did: with 60 GiB staged no file could be opened any more, and uploads never went on."""
+    monkeypatch.setattr(staging_data, "SEGMENT_BYTES", 1000)
+    disk = DirectoryDisk(RUNTIME, str(tmp_path))
+    data = StagingData(RUNTIME, disk)
+    spots = []
+    for number in range(2 * OPEN_MAX):
+        spots.append(data.put([b"%03d" % number * 300]))
+        if number % 50 == 0:  # as each second
+            data.sync()
+    data.sync()
+    assert len(disk.names()) == 2 * OPEN_MAX
+    assert len(_open_below(tmp_path)) <= OPEN_MAX
+    for number, spot in enumerate(spots):
+        assert data.read(spot) == b"%03d" % number * 300
+        assert len(_open_below(tmp_path)) <= OPEN_MAX
+    disk.close()
+    assert _open_below(tmp_path) == []
+
+
+def test_w4_what_is_not_synced_stays_open(tmp_path: Path) -> None:
+    """The kernel may forget that writing a file out has failed, once nobody has it open."""
+    disk = DirectoryDisk(RUNTIME, str(tmp_path), open_max=2)
+    for name in ("a", "b", "c", "d"):
+        disk.write(name, 0, [b"bytes"])
+    assert len(_open_below(tmp_path)) == 4
+    for name in ("a", "b", "c"):
+        disk.sync(name)
+    disk.write("e", 0, [b"bytes"])
+    disk.write("f", 0, [b"bytes"])
+    still = {Path(each).name for each in _open_below(tmp_path)}
+    assert still >= {"d", "e", "f"}
+    disk.close()
+
+
+def test_w4_without_descriptors_idle_files_are_closed(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections and caches may have all others of the process."""
+    for name in ("a", "b"):
+        disk.write(name, 0, [name.encode()])
+        disk.sync(name)
+    real = os.open
+
+    def scarce(*args: Any, **more: Any) -> int:
+        if len(_open_below(Path(disk.place))) > 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(*args, **more)
+
+    monkeypatch.setattr(os, "open", scarce)
+    disk.write("c", 0, [b"c"])
+    disk.sync("c")
+    assert disk.read("a", 0, 10) == b"a"
+
+
+def test_w4_a_file_is_removed_while_it_is_read(disk: Disk) -> None:
+    """Its descriptor, which the next file gets, is not taken away from who reads it."""
+    disk.write("a", 0, [b"of a"])
+    with disk._opened("a") as file:
+        disk.remove("a")
+        disk.write("b", 0, [b"of b"])
+        assert os.pread(file.fd, 10, 0) == b"of a"
+    assert [Path(each).name for each in _open_below(Path(disk.place))] == ["b"]

@@ -214,13 +214,13 @@ def test_a_background_failure_is_raised_by_flush_even_if_it_heals(world: World) 
 
 def test_a_failed_commit_is_offered_again_in_order(world: World) -> None:
     writer = world.writer()
-    world.sink.errors = [Unavailable("commit"), OSError(122, "quota")]
+    world.sink.errors = [Unavailable("commit"), StoreError("again")]
     put(writer, 0, b"a" * 10)
     put(writer, 5000, b"b" * 10)
     with pytest.raises(Unavailable, match="commit"):
         writer.flush()
     put(writer, 3, b"c")
-    with pytest.raises(OSError, match="quota"):
+    with pytest.raises(StoreError, match="again"):
         writer.flush()
     writer.flush()
     assert world.sink.order == sorted(world.sink.order)

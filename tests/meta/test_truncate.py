@@ -8,6 +8,7 @@ import pytest
 
 from fsmeta import schema
 from fsmeta.engine import Meta
+from fsmeta.ops import ranges
 from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
@@ -45,6 +46,21 @@ def test_what_lies_beyond_goes(engine: Engine, size: int, known: bool) -> None:
     grown = meta.setattr(ROOT, ino, SetAttr(size=3 * CHUNK_BYTES)).after
     assert grown.used == attr.used
     assert meta.getattr(ROOT, ino) == grown
+
+
+@pytest.mark.parametrize("length", [100, 200])
+def test_p4_a_hole_that_is_copied_over_all_data_leaves_nothing(engine: Engine, length: int) -> None:
+    """Truncation of a file that uses nothing looks for nothing, so slices stayed beyond its end."""
+    meta = engine.meta()
+    ino, source = _create(meta), meta.create(ROOT, ROOT_INO, b"hole", 0o100644).ino
+    _write(meta, ino, range(2))
+    meta.setattr(ROOT, source, SetAttr(size=CHUNK_BYTES + length))
+    span = ranges.Span(source, 0, CHUNK_BYTES + length)
+    after = meta.ranges.copy_file_range(span, ino, 0).changed.after
+    assert (after.size, after.used) == (CHUNK_BYTES + length, 0)
+    assert _chunks(meta, ino) == []
+    assert len(meta.deletion.dead_slices(10)) == 2
+    meta.setattr(ROOT, ino, SetAttr(size=0))
 
 
 def test_very_many_chunks_go_in_steps(engine: Engine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from fsdata.obj_mem import MemObjects
 from fsdata.objects import Buffer
 from fsdata.uploads import UPLOAD_THREADS
 from fsmeta.cache import RowCache
+from fsmeta.ops.rename import WHITEOUT
 from fsmeta.transact import Transactor
 from fsmeta.types import BLOCK_BYTES_MAX, ROOT_CALLER, Caller, SetAttr
 from fsmeta.volume import create_volume, new_format
@@ -214,7 +216,7 @@ def test_w2_others_were_faster(pair: Pair, log_watch: LogWatch) -> None:
 
 def test_w2_what_is_lost_is_followed_by_nothing(pair: Pair, log_watch: LogWatch) -> None:
     """A staging disk that fails under a running mount takes a file with it."""
-    log_watch.expect("^ERROR fsdata.obj_staged: object .* is lost: .* can't be read")
+    log_watch.expect("^ERROR fsdata.obj_staged: object .* is lost: .* other bytes")
     log_watch.expect("^ERROR fsclient.publisher: write .* staged data are lost; .*mounted anew")
     assert pair.mine.writeback is not None
     objects = pair.mine.writeback.objects
@@ -225,7 +227,7 @@ def test_w2_what_is_lost_is_followed_by_nothing(pair: Pair, log_watch: LogWatch)
     def fail(name: str, offset: int, size: int) -> bytes:
         if offset == 0:  # the first file
             return whole(name, offset, size)
-        raise OSError(errno.EIO, "simulated: the disk is gone")
+        return bytes(size)
 
     disk.read = fail  # type: ignore[method-assign]
     write(pair.me, b"/d/shard", b"shard")
@@ -343,6 +345,18 @@ def test_w2_fallocate_of_what_others_deleted(pair: Pair) -> None:
     pair.them.unlink(b"/d/file")
     pair.release()
     assert pair.me.listdir(b"/d") == pair.them.listdir(b"/d") == [b"first"]
+
+
+def test_w2_a_whiteout_comes_with_its_rename(pair: Pair) -> None:
+    write(pair.me, b"/d/file", b"data")
+    pair.release()
+    pair.hold()
+    pair.me.rename(b"/d/file", b"/d/moved", WHITEOUT)
+    assert stat.S_ISCHR(pair.me.stat(b"/d/file").mode)
+    assert read(pair.them, b"/d/file") == b"data"
+    pair.release()
+    assert stat.S_ISCHR(pair.them.stat(b"/d/file").mode)
+    assert read(pair.them, b"/d/moved") == b"data"
 
 
 def test_w2_a_file_without_a_name_gets_one_when_all_of_it_is_seen(pair: Pair) -> None:
@@ -465,6 +479,7 @@ def test_w4_limits_are_judged_at_once(tmp_path: Path, log_watch: LogWatch) -> No
         with pytest.raises(OSError, match="full") as caught:
             write(pair.me, b"/d/too-much", bytes(400_000))
         assert caught.value.errno == errno.ENOSPC
+        assert pair.me.stat(b"/d/too-much").size == 245_760  # what fitted is kept
         pair.me.unlink(b"/d/too-much")
         pair.release()
         assert pair.mine.meta.statfs().space_used == 4 * 200_704

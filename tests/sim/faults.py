@@ -65,6 +65,7 @@ class Network:
         self.sim = sim
         self.faults = faults
         self.cut = False  # while True, nothing arrives
+        self.deaf = False  # while True, no answer does
         self._random = random.Random(seed)
 
     def happens(self, rate: float) -> bool:
@@ -89,7 +90,7 @@ class Network:
             raise Unavailable("simulated: no connection")
         answer = self.serve(call)
         self.travel()
-        if self.cut or self.happens(self.faults.reply_lost):
+        if self.cut or self.deaf or self.happens(self.faults.reply_lost):
             raise Unavailable("simulated: reply lost")
         return answer
 
@@ -100,7 +101,7 @@ class Network:
 
     def heal(self) -> None:
         """From now on all goes well."""
-        self.cut = False
+        self.cut = self.deaf = False
         self.faults = CALM
 
 
@@ -161,6 +162,9 @@ class FaultStore:
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
         return self.network.ask(lambda: self._store.read_rows(rows))
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        return self.network.ask(lambda: self._store.read_short_rows(rows))
+
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         return self.network.ask(lambda: self._store.scan(row, cursor, min(limit, PAGE)))
 
@@ -183,7 +187,7 @@ class FaultStore:
             self._lose_connection("request delayed")
         applied = net.serve(lambda: self._store.commit(commit))
         net.travel()
-        if net.cut or net.happens(net.faults.reply_lost):
+        if net.cut or net.deaf or net.happens(net.faults.reply_lost):
             self._lose_connection("reply lost")
         return applied
 

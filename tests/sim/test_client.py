@@ -16,6 +16,7 @@ from fsclient import compactor, steady_clock, trash_keeper
 from fsclient.leadership import LEASE_S
 from fsdata import geometry
 from fsmeta import engine_trash, trash
+from fsmeta.transact import DEADLINE_S
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
 from tests.sim.disks import SimDisks
@@ -23,6 +24,7 @@ from tests.sim.faults import Faults
 from tests.sim.harness import simulate
 from tests.sim.loads import Load
 from tests.sim.loads.appends import Appends
+from tests.sim.loads.believers import Believers
 from tests.sim.loads.counters import Counters
 from tests.sim.loads.held import Held
 from tests.sim.loads.logs import Logs
@@ -84,11 +86,12 @@ def live(
     calamity: Calamity | None,
     loads: list[Load] | None = None,
     disks: SimDisks | None = None,
+    meta_timeout_s: float = DEADLINE_S,
 ) -> None:
     """One world from beginning to end; its clients share the cache disks `disks`."""
     dice = random.Random(seed + 3)
     days = int(seed % 3 == 1)  # of an hour that is short, see `eager`
-    cluster = Cluster(sim, seed, weather, disks, days)
+    cluster = Cluster(sim, seed, weather, disks, days, meta_timeout_s)
     loads = loads or _loads(dice)
     first = cluster.add()
     for load in loads:
@@ -245,3 +248,12 @@ def test_t2_snapshots_and_clones(sim_seed: int, log_watch: LogWatch) -> None:
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
     calamity = (None, crash, _lose_leases, _outages)[sim_seed // 2 % 4]
     simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, calamity, [Snaps()]))
+
+
+@pytest.mark.sim_seeds(24)
+def test_p6_kernels_that_drop_inodes_and_look_again(sim_seed: int, log_watch: LogWatch) -> None:
+    """P6: nothing but what kernels believe, and FORGETs that are late."""
+    log_watch.expect(TROUBLE)
+    weather = Weather() if sim_seed % 2 else Weather(META, DATA)
+    calamity = (None, crash, _lose_leases, _outages)[sim_seed // 2 % 4]
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, calamity, [Believers()]))

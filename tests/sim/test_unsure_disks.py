@@ -1,7 +1,7 @@
-"""W1, W3: staging disks that fail to sync now and then, and the power goes.
+"""W1, W3: staging disks that fail to sync or to be read now and then, and the power goes.
 
-After such a failure the kernel takes for written what is not: the next sync succeeds. What fsync(2)
-has returned for must be there all the same.
+After a failure to sync the kernel takes for written what is not: the next sync succeeds. What
+fsync(2) has returned for must be there all the same. After a failure to read nothing is lost.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from tests.sim.test_writeback import (
     World,
     _crash,
     _lose_power,
+    _same_disk,
     live,
 )
 
 FSYNCS: Verbs = ("write", "fsync", "fsync", "fsync", "rename", "unlink")
-UNSURE = "^WARNING fs(data.obj_staged|client.writeback): staging (disk|journal): .*not be synced"
+UNSURE = (
+    "^WARNING fs(data.obj_staged|client.writeback): staging (disk|journal): "
+    ".*(not be synced|simulated: not written)"
+)
 
 
 def _unsure(world: World, dice: random.Random) -> None:
@@ -48,3 +52,23 @@ def test_w3_a_failed_sync_is_not_forgotten(sim_seed: int, log_watch: LogWatch) -
         live(sim, sim_seed, weather, _unsure, 1, FSYNCS)
 
     simulate(sim_seed, body)
+
+
+UNREAD = "^WARNING fs(data.obj_staged|client.publisher): (staging disk|.* waits to be published): "
+
+
+def _unreadable(world: World, dice: random.Random) -> None:
+    """What fails is an EMFILE, an EIO or an ENOMEM that passes."""
+    for host in world.hosts:
+        host.disk.unreadable = 0.3
+    _crash(world, dice, then=_same_disk)
+
+
+@pytest.mark.sim_seeds(30)
+def test_w1_what_can_not_be_read_for_a_moment_is_not_lost(
+    sim_seed: int, log_watch: LogWatch
+) -> None:
+    """Each was taken for damage, and left out with all that came after it in its directory."""
+    log_watch.expect(f"{TROUBLE}|{UNREAD}")
+    weather = Weather(data=CALM_DATA) if sim_seed % 2 else Weather(META, DATA)
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, _unreadable, 1 + sim_seed % 2))
