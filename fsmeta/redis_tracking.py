@@ -39,7 +39,10 @@ _CHANNEL: Final = "__redis__:invalidate"
 _PING_EVERY_S: Final = 1.0
 _RETRY_S: Final = 0.5
 AWAY_S: Final = 1.0  # Redis that is away for longer is worth a line in the log
-_LOOK_EVERY_S: Final = 5.0  # 50,000 keys at 10,000 a second: a twentieth of the usual table
+_LOOK_EVERY_S: Final = 5.0  # at the table, unless it could be full by then
+_LOOK_SOON_S: Final = 0.2
+_NEW_A_SECOND: Final = 250_000  # keys: more than all clients of one Redis come to read
+_ANSWER_S: Final = 0.01  # what it says of its table is looked for as often
 _NEARLY_FULL: Final = 0.8
 _ROOM_AGAIN: Final = 0.6
 _TABLE_KEYS: Final = 1_000_000  # Redis's own default, where we may not ask
@@ -197,26 +200,34 @@ class Tracking:
         """Take in news until there is an end to them."""
         waiting = asked = False
         limit = _limit(asking)
+        clock = self._runtime.monotonic
+        ping_at = clock() + _PING_EVERY_S
         while not self._stop.is_set():
             if asked:
                 if asking.can_read(timeout=0):  # never waited for: news would be late
-                    self._look(_tracked(asking.read_response()), limit)
+                    keys = _tracked(asking.read_response())
+                    self._look(keys, limit)
+                    self._look_at = clock() + pause_s(keys, limit)
                     asked = False
-            elif self._runtime.monotonic() >= self._look_at:
-                self._look_at = self._runtime.monotonic() + _LOOK_EVERY_S
+            elif clock() >= self._look_at:
                 asking.send_command("INFO", "stats")
                 asked = True
-            if arrived.poll(_PING_EVERY_S):
+            wake_at = clock() + _ANSWER_S if asked else self._look_at
+            if arrived.poll(max(0.0, min(ping_at, wake_at) - clock())):
                 with self._hearing:
                     self._take_all(connection)
                 waiting = False
+                ping_at = clock() + _PING_EVERY_S
+            elif clock() < ping_at:
+                continue
             elif waiting and not self._answered:
-                self._lost_at = self._runtime.monotonic() - _PING_EVERY_S
+                self._lost_at = clock() - _PING_EVERY_S
                 return
             else:
                 self._answered = False
                 connection.send_command("PING", check_health=False)
                 waiting = True
+                ping_at = clock() + _PING_EVERY_S
 
     def _look(self, keys: int, limit: int) -> None:
         """Believe nothing from now on if the table is nearly full, and again if it has room."""
@@ -260,6 +271,13 @@ def _limit(asking: ServerConnection) -> int:
         return int(value)
     except redis.ResponseError:  # not allowed
         return _TABLE_KEYS
+
+
+def pause_s(keys: int, limit: int) -> float:
+    """How long a table of `limit` keys may be left alone: it is not full before."""
+    if not limit:
+        return _LOOK_EVERY_S
+    return min(_LOOK_EVERY_S, max(_LOOK_SOON_S, (limit - keys) / _NEW_A_SECOND))
 
 
 def _tracked(stats: bytes) -> int:

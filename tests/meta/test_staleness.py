@@ -251,6 +251,15 @@ def test_redis_restarts(tmp_path: Path) -> None:
         assert world.worst(3 * RUN_S, restart) < SILENT_S_MAX
 
 
+def test_the_table_is_looked_at_before_it_can_be_full() -> None:
+    """However fast clients read what nobody has read before."""
+    limit, fastest = 1_000_000, 250_000
+    for keys in range(0, 800_000, 1000):
+        assert keys + fastest * redis_tracking.pause_s(keys, limit) <= limit
+    assert redis_tracking.pause_s(0, 0) == redis_tracking.pause_s(0, 10 * limit) == 5
+    assert redis_tracking.pause_s(limit, limit) > 0
+
+
 def test_a_table_that_is_nearly_full_is_not_believed(
     redis_server: RedisServer, log_watch: LogWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
