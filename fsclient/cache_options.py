@@ -23,6 +23,7 @@ from fsdata.disk_cache_disk import EVICTIONS, OPEN_MAX, Disk, DiskLimits
 from fsdata.disk_cache_files import CacheFiles, OsFiles
 from fsdata.disk_cache_member import SHARED_ROUND_S
 from fsdata.objects import ObjectStore
+from fsdata.private_paths import make_private, require_private
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import Runtime
 from fsmeta.volume import VolumeFormat
@@ -101,7 +102,7 @@ def open_cache(
         )
         for each in wanted
     ]
-    troubles = [_prepare(disk) for disk in disks]
+    troubles = [_prepare(disk, isinstance(files, OsFiles)) for disk in disks]
     _require_different(disks)
     policy = CachePolicy(options.writes, options.partial_only)
     cache = DiskCache(runtime, objects, disks, budget, policy, options.writers)
@@ -125,9 +126,11 @@ def _may_be_open() -> int:
     return (_UNLIMITED if soft == resource.RLIM_INFINITY else soft) // 2
 
 
-def _prepare(disk: Disk) -> str:
+def _prepare(disk: Disk, of_this_machine: bool) -> str:
     """What is wrong with a disk, in a word. Raises: ConfigError where it is the user's doing."""
     try:
+        if of_this_machine:
+            _require_private(disk)
         disk.place.prepare()
     except OSError as error:
         why = error.strerror or str(error)
@@ -138,6 +141,18 @@ def _prepare(disk: Disk) -> str:
             ) from error
         return why
     return ""
+
+
+def _require_private(disk: Disk) -> None:
+    """Copies in a place where other users may write are theirs, not ours.
+
+    Raises: ConfigError, OSError.
+    """
+    place = disk.place
+    for path in (place.root, place.base, f"{place.base}/tmp"):
+        if not os.path.lexists(path):
+            os.mkdir(path, 0o700)
+        require_private(path, f"--cache-dir {place.root}")
 
 
 def _require_different(disks: Sequence[Disk]) -> None:
@@ -170,7 +185,7 @@ def default_directory() -> str:
 def _make_default(path: str) -> bool:
     """Whether the directory of `auto` can be used: nobody asked for it, so nobody complains."""
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        make_private(path)
         usable = os.access(path, os.R_OK | os.W_OK | os.X_OK)
     except OSError as error:
         log.info("no disk cache in %s: %s", path, error.strerror)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from fsdata.private_paths import open_private
 from fsmeta.errors import ConfigError, StoreError
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,12 @@ def open_log(path: str) -> int:
     """
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        if path.startswith("/dev/"):
+            return os.open(path, flags)
+        if os.path.islink(path) and os.lstat(path).st_uid in (0, os.geteuid()):
+            path = os.path.realpath(path)
+        return open_private(path, flags, 0o644)
     except OSError as error:
         raise ConfigError(f"can't write the log {path}: {error.strerror}; choose --log") from error
 

@@ -74,6 +74,10 @@ class Durable:
             raise OSError(errno.ENODATA, "no such attribute")
         return self._tell(writeback, ino)
 
+    def syncfs(self) -> Later[None]:
+        """syncfs(2), which takes as long as a flush of all. Raises: EAGAIN."""
+        return self._flushes.later(self._io.syncfs)
+
     def close(self) -> None:
         """Answer who waits, and end the threads."""
         self._flushes.close()

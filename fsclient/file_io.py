@@ -283,11 +283,20 @@ class FileIO:
 
     def fsync(self, fh: int) -> None:
         """fsync(2): as `flush`, and it survives a loss of power."""
-        file = self.handle(fh).file
+        self._sync(self.handle(fh).file)
+        self._meta.sync()
+
+    def syncfs(self) -> None:
+        """syncfs(2): as fsync(2) of each file that this mount has written."""
+        for file in self._files.all():
+            self._sync(file)
+        self.unsynced.sync_all()
+        self._meta.sync()
+
+    def _sync(self, file: OpenFile) -> None:
         if file.writer is not None:
             file.writer.flush(durable=True)
-        self.unsynced.sync(file)
-        self._meta.sync()
+        self.unsynced.sync(file.ino)
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
         """chmod(2), chown(2), utimensat(2), truncate(2); in order with what is written here."""

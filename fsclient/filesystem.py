@@ -221,6 +221,9 @@ class FileSystem(Protocol):
         None for `.` and `..`, for what the kernel holds already and for what has gone.
         """
 
+    def syncfs(self) -> Later[None]:
+        """syncfs(2), where the kernel tells of it: it does so to fuseblk and virtiofs only."""
+
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None: ...
     def releasedir(self, ino: Ino, fh: int) -> None: ...
     def statfs(self, caller: Caller, ino: Ino) -> StatFs: ...

@@ -65,7 +65,7 @@ class Questions:
         if not name.startswith(OWN_XATTRS):
             return None
         if name.startswith(CLONE_XATTR):
-            return self.cloner.tell(name)
+            return self.cloner.tell(caller, name)
         if name.startswith(DURABLE_XATTR):
             return self.durable.tell(durable, ino, name)
         if name.startswith(WARM_XATTR) and self.warmer is not None:

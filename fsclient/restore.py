@@ -78,6 +78,7 @@ class Restorer:
         seen: set[bytes] = set()
         while cursor is not None:
             names, cursor = self._meta.names(hour, cursor)
+            self._beat()  # an hour may have millions
             fresh = [each for each in names if each.name not in seen]
             seen.update(each.name for each in fresh)
             yield fresh

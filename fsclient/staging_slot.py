@@ -23,6 +23,12 @@ from typing import Final, NamedTuple
 from fsclient.dying import is_held_by_the_dying
 from fsclient.lock_reach import locks_may_be_unseen
 from fsdata import staging_log
+from fsdata.private_paths import (
+    make_private,
+    open_private,
+    require_private,
+    require_private_files,
+)
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import Runtime
 
@@ -67,7 +73,8 @@ def _take_below(runtime: Runtime, root: str, volume: str) -> Slot:
     """Raises: ConfigError."""
     base = os.path.join(os.path.abspath(root), volume)
     try:
-        os.makedirs(base, mode=0o700, exist_ok=True)
+        make_private(base)
+        require_private(base, f"staging directory {root}")
         _require_locks(root, base)
         taken = _take(runtime, base)
     except OSError as error:
@@ -174,8 +181,9 @@ def has_log(path: str) -> bool:
 
 def _lock(runtime: Runtime, path: str) -> Slot | None:
     """A slot, unless another process holds it that goes on to live. Raises: OSError."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    make_private(path)
+    require_private_files(path, "staging directory")
+    fd = open_private(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT)
     deadline = runtime.monotonic() + DYING_S
     while not (is_ours := _try_lock(fd)) and runtime.monotonic() < deadline:
         if not is_held_by_the_dying(fd):

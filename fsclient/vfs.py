@@ -457,6 +457,9 @@ class VFS:
         if self.durable is not None:
             self.durable.require_whole(ino)
 
+    def syncfs(self) -> Later[None]:
+        return self.questions.durable.syncfs()
+
     def releasedir(self, ino: Ino, fh: int) -> None:
         del ino
         self.files.leave(fh)

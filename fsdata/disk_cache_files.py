@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol
 
 from fsdata.objects import Buffer
+from fsdata.private_paths import open_private
 
 IOV_MAX = 1024  # linux/uio.h: buffers of one writev(2)
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -134,7 +135,7 @@ class OsFiles:
     """Files of this machine. Only their owner may look into them."""
 
     def open(self, path: str, write: bool = False) -> CacheFile:
-        return OsFile(os.open(path, _FLAGS | (os.O_RDWR if write else os.O_RDONLY)))
+        return OsFile(open_private(path, _FLAGS | (os.O_RDWR if write else os.O_RDONLY)))
 
     def create(self, path: str, pieces: Sequence[Buffer]) -> CacheFile:
         made = OsFile(os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -184,7 +185,7 @@ class OsFiles:
     @contextmanager
     def locked(self, path: str) -> Iterator[CacheFile]:
         # a description of its own, so that flock(2) keeps out threads of this process, too
-        fd = os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT, 0o600)
+        fd = open_private(path, _FLAGS | os.O_RDWR | os.O_CREAT)
         held = OsFile(fd)
         fcntl.flock(fd, fcntl.LOCK_EX)
         try:

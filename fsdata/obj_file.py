@@ -52,7 +52,7 @@ class FileObjects:
             _make_root(self._root)
             self._shared = os.stat(self._root).st_mode & _SHARED  # with whom it is by intention
             self._make_dirs(f"{self._root}/{TMP_DIR}")
-            self._sweep(runtime.now_ns() - TMP_AGE_NS)
+            self._sweep()
         except OSError as error:
             raise ConfigError(
                 f"object directory {root!r}: {error.strerror}; "
@@ -74,8 +74,19 @@ class FileObjects:
                 if self._shared:
                     os.chmod(each, os.stat(each).st_mode & stat.S_ISGID | _PRIVATE | self._shared)
 
-    def _sweep(self, before_ns: int) -> None:
-        """Remove temporary files that a crashed process left behind."""
+    def _sweep(self) -> None:
+        """Remove temporary files that a crashed process left behind, by the directory's clock.
+
+        That may have leapt as well: then a put finds its file gone, and is repeated.
+        """
+        probe = self._tmp + str(next(self._count))
+        try:
+            os.close(os.open(probe, _WRITE, 0o600))
+            before_ns = os.stat(probe).st_mtime_ns - TMP_AGE_NS
+        except OSError:
+            return  # a full disk, or one that is only to be read
+        finally:
+            _unlink(probe)
         with os.scandir(f"{self._root}/{TMP_DIR}") as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # its owner has just renamed it
@@ -104,6 +115,9 @@ class FileObjects:
                 os.rename(tmp, path)
         except OSError as error:
             _unlink(tmp)
+            if isinstance(error, FileNotFoundError):
+                self._require_root()
+                raise Unavailable(f"{key}: its temporary file was removed: {error}") from error
             raise self._translate(error, key) from error
         if self._doubtful:
             self._doubtful.discard(key)

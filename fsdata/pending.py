@@ -106,6 +106,7 @@ class PendingSlice:
         "append",
         "blocks",
         "chunk",
+        "held",
         "id",
         "length",
         "mtime_ns",
@@ -123,6 +124,7 @@ class PendingSlice:
         self.chunk = chunk
         self.pos = pos
         self.length = 0
+        self.held = 0  # bytes of the budget for the slice itself
         self.skipped = 0  # bytes at its begin that became a slice of their own, see `cut_copied`
         self.mtime_ns = 0
         self.sealed = False

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from fsdata.objects import Buffer
+from fsdata.private_paths import open_private
 from fsdata.write_out import begin_write_out
 from fsmeta.runtime import Runtime
 
@@ -114,13 +115,13 @@ class DirectoryDisk:
 
     def _open_file(self, name: str, create: bool) -> int:
         """A descriptor; the caller holds the lock."""
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
         try:
-            return os.open(name, flags, 0o600, dir_fd=self._directory)
+            return open_private(name, flags, dir_fd=self._directory)
         except OSError as error:
             if error.errno not in _NO_DESCRIPTORS or not self._close_idle(self._open_max):
                 raise
-            return os.open(name, flags, 0o600, dir_fd=self._directory)
+            return open_private(name, flags, dir_fd=self._directory)
 
     def _close_idle(self, most: int) -> int:
         """Close files that were not used for longest; how many. The caller holds the lock."""

@@ -177,11 +177,16 @@ class UploadPool:
             file.flush_idle(wait=True)
 
     def push(self) -> None:
-        """Start uploading what files hold back, unless uploads under way will free memory soon."""
+        """Start uploading what files hold back, unless uploads under way will free memory soon.
+
+        And commit it then: slices take memory until they are committed.
+        """
         with self._cond:
             files = [] if self._uploads else list(self._dirty)
         for file in files:
             file.push()
+        for file in files:
+            self.submit(file.flush_idle)
 
     def _flush_idle(self) -> None:
         """The flusher's body: hand files that are due to the upload threads."""

@@ -9,7 +9,6 @@ An append (O_APPEND) has a place for readers here, at the end that we know of; t
 the place it keeps, behind what others have appended meanwhile.
 
 What a limit or a full store refuses stays pending; what fits of it is committed (`cutting`).
-
 Failures of background work are kept and raised once, by the next write or flush; the data stays
 and every flush tries again, until `discard`.
 
@@ -38,6 +37,7 @@ FIND_MAX = OPEN_MAX  # slices looked at for one that a write fits in: the open o
 COMMIT_BYTES = CHUNK_BYTES // 2  # complete slices worth a commit before anyone asks
 COMMIT_RECORDS = PENDING_MAX // 4  # or so many of them
 PIECE_BYTES = BLOCK_BYTES_MAX  # the budget is asked for no more at a time: it holds four of these
+SLICE_BYTES = 1200  # of memory for a slice, its only block and their places, whatever is in it
 FITTING_TRIES = 4  # to commit what fits, while other clients take room, too
 UNSYNCED_MAX = 4096  # slices remembered for fsync; more are synced when they are committed
 
@@ -162,13 +162,19 @@ class FileWriter:
                         blocks, grown = self._place(piece, chunk, pos, data, append)
                         unused -= grown
                         break
-                slice_id = self._sink.new_slice_id()  # may ask the store: not under the lock
+                slice_id = self._new_slice_id()  # may wait: not under the lock
                 with self._cond:
                     self._ids.append(slice_id)
         finally:
             if unused:
                 self._budget.release(unused)
         self._submit(blocks)
+
+    def _new_slice_id(self) -> SliceId:
+        """An id, and memory for the slice itself: tiny writes hold little else."""
+        slice_id = self._sink.new_slice_id()
+        self._budget.reserve(SLICE_BYTES, self._check)
+        return slice_id
 
     def _find(self, chunk: int, begin: int, end: int, append: bool) -> PendingSlice | None:
         """The slice that can take a write, given that nothing newer may be hidden by it."""
@@ -190,6 +196,7 @@ class FileWriter:
         if piece is None:
             blocks = self._seal_oldest()
             piece = PendingSlice(self._ids.pop(), chunk, pos, self._blocks.block_bytes, append)
+            piece.held = SLICE_BYTES
             if not self._pending:
                 self._since = self._touched
                 self._pool.watch(self)
@@ -369,9 +376,9 @@ class FileWriter:
         return last not in self._by_id
 
     def _complete_to(self, last: SliceId) -> list[PendingSlice]:
-        """Slices that are sealed and stored, as far as that one."""
+        """The slices as far as that one, all of which are sealed and stored."""
         ready = self._complete(len(self._pending))
-        return ready[: next((at for at, piece in enumerate(ready, 1) if piece.id == last), 0)]
+        return ready[: 1 + [piece.id for piece in ready].index(last)] if last in self._by_id else []
 
     def _commit_whole(self, batch: list[PendingSlice], durable: bool) -> None:
         """Give slices to the metadata and forget them. The caller holds `_order`."""
@@ -390,14 +397,16 @@ class FileWriter:
             self._unsynced += slices
         with self._cond:
             del self._pending[: len(batch)]
-            for piece in batch:
-                self._by_id.pop(piece.id, None)
+            held = sum(
+                [self._by_id.pop(piece.id).held for piece in batch if piece.id in self._by_id]
+            )
             if not self._pending:
                 self._pool.forget(self)
             if self._append_from < FILE_SIZE_MAX:
                 self._appends_left()
             if not self.misplaced:
                 self._end = max([piece.file_end for piece in self._pending], default=0)
+        self._budget.release(held)
 
     def _appends_left(self) -> None:
         """Appends have been committed, perhaps all. The caller holds the lock."""
@@ -466,6 +475,7 @@ class FileWriter:
                 for block in piece.blocks
                 if block.state in (State.OPEN, State.READY)
             )
+            held += sum(piece.held for piece in self._pending) + SLICE_BYTES * len(self._ids)
             unused = [*self._by_id, *self._ids]
             self._pending.clear()
             self._end = 0

@@ -159,8 +159,12 @@ def _releasedir(fs: FileSystem, _caller: Caller, ino: Ino, fh: int) -> bytes:
     return b""
 
 
+def _syncfs(fs: FileSystem, _caller: Caller, _ino: Ino) -> Later[bytes]:
+    return fs.syncfs().map(partial(_settled, b""))
+
+
 def _nothing(_fs: FileSystem, _caller: Caller, _ino: Ino) -> bytes:
-    """DESTROY, SYNCFS: fsync(2) and the unmount command do the work."""
+    """DESTROY: the unmount command does the work."""
     return b""
 
 
@@ -177,6 +181,6 @@ OPERATIONS: Final[Mapping[Opcode, Operation]] = {
     Opcode.READDIRPLUS: Operation("readdirplus", _parse_read, _readdirplus),
     Opcode.FSYNCDIR: Operation("fsyncdir", _parse_fsync, _fsyncdir),
     Opcode.RELEASEDIR: Operation("releasedir", _parse_release, _releasedir),
-    Opcode.SYNCFS: Operation("syncfs", no_args, _nothing),
+    Opcode.SYNCFS: Operation("syncfs", no_args, _syncfs),
     Opcode.DESTROY: Operation("destroy", no_args, _nothing),
 }

@@ -191,7 +191,7 @@ def test_a_cache_disk_is_lost_and_comes_back(embedded: Volume, base: Path) -> No
     """Programs see nothing of it, the log one line each way."""
     disk = base / "ssd0"
     disk.mkdir()
-    tmpfs = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(disk)]
+    tmpfs = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=0700", "none", str(disk)]
     subprocess.run(tmpfs, check=True)
     try:
         embedded.format()

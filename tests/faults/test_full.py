@@ -27,7 +27,7 @@ def small_disk(base: Path) -> Iterator[Path]:
     """A file system of 32 MiB where volumes keep their data."""
     path = base / "bucket"
     path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", str(path)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0700", "none", str(path)]
     subprocess.run(command, check=True)
     yield path
     subprocess.run(["umount", "-l", str(path)], check=True)

@@ -401,7 +401,7 @@ def _copy(source: Path, target: Path) -> None:
 def test_w4_a_full_staging_disk_is_written_through(embedded: Volume) -> None:
     disk = embedded.base / "small"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", disk], check=True)
     try:
         embedded.format()
         mine = embedded.mount("--writeback", "--staging-dir", str(disk), *SLOW)

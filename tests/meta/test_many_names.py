@@ -17,7 +17,7 @@ from fsmeta.trash_hours import FORGET_S, hours
 from fsmeta.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType, Ino
 from tests.meta.engines import RUNTIME, Engine, change
-from tests.meta.test_trash import Clocks
+from tests.meta.trash_world import Clocks
 
 ROOT = ROOT_CALLER
 ROW = b"tbig"

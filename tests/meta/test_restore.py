@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from fsclient.restore import Outcome, Restorer, Trashed
+from fsclient.restore import BEAT_S, Outcome, Restorer, Trashed
 from fsmeta.engine import Meta
 from fsmeta.ops.rename import Place
 from fsmeta.types import ROOT_INO, Caller, FileType, Ino
 from tests.meta.engines import RUNTIME, Engine
-from tests.meta.trash_world import ROOT, USER, all_in_trash, small_file, trashing_client
+from tests.meta.trash_world import ROOT, USER, Clocks, all_in_trash, small_file, trashing_client
 
 
 def _restore(meta: Meta, caller: Caller = ROOT) -> dict[bytes, str]:
@@ -198,3 +198,19 @@ def test_t1_what_others_took_out_of_the_trash_is_said(engine: Engine) -> None:
     errors = {each.thing.origin.name: each.error for each in said}
     no_more = "it is in the trash no more"
     assert errors == {b"moved": no_more, b"gone": no_more, b"kept": ""}
+
+
+def test_listing_the_trash_is_no_sign_of_death(engine: Engine) -> None:
+    """With each page the session beats, if it is time: an hour may take longer than a lease."""
+    meta, clocks = trashing_client(engine), Clocks()
+    small_file(meta, b"f")
+    meta.unlink(ROOT, ROOT_INO, b"f")
+    restorer = Restorer(meta, clocks, ROOT)
+    assert meta.session is not None
+    before = meta.session.beat
+    clocks.passed_s += BEAT_S + 1
+    restorer.hours()
+    assert meta.session.beat == before + 1
+    clocks.passed_s += BEAT_S + 1
+    restorer.of_path("/f")
+    assert meta.session.beat == before + 2

@@ -15,7 +15,6 @@ from fsmeta import accounting
 from fsmeta.check import check
 from fsmeta.engine import Meta
 from fsmeta.ops.rename import EXCHANGE, NOREPLACE, Place
-from fsmeta.runtime import SystemRuntime
 from fsmeta.trash import (
     HOUR_NS,
     TRASH_INO,
@@ -31,7 +30,7 @@ from fsmeta.trash_hours import FORGET_S, expire, hours
 from fsmeta.types import NO_PARENT, ROOT_INO, Ino
 from tests.conftest import LogWatch
 from tests.meta.engines import RUNTIME, Engine
-from tests.meta.trash_world import ROOT, USER, all_in_trash, small_file, trashing_client
+from tests.meta.trash_world import ROOT, USER, Clocks, all_in_trash, small_file, trashing_client
 from tests.outcome import errno_of
 
 
@@ -149,24 +148,6 @@ def test_clients_that_meet_in_a_fresh_hour_do_not_conflict(engine: Engine) -> No
             meta.unlink(ROOT, ROOT_INO, name)
     assert len(all_in_trash(one)) == 6
     assert one.transactor.counters.conflicts == two.transactor.counters.conflicts == 0
-
-
-class Clocks(SystemRuntime):
-    """A host whose clocks are where the test wants them."""
-
-    def __init__(self, behind_ns: int = 0) -> None:
-        super().__init__()
-        self.passed_s = 0.0
-        self.now_ns = lambda: RUNTIME.now_ns() - behind_ns
-        self.monotonic = lambda: RUNTIME.monotonic() + self.passed_s
-
-    def pass_for(self, meta: Meta) -> None:
-        """What passes here passes for the store of `meta`, too."""
-
-        def now_ns() -> int:
-            return RUNTIME.now_ns() + int(self.passed_s * 1e9)
-
-        meta.now_ns = now_ns  # type: ignore[method-assign]
 
 
 def test_a_clock_that_is_behind_loses_nothing_in_the_trash(engine: Engine) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fsmeta.engine import Meta
+from fsmeta.runtime import SystemRuntime
 from fsmeta.trash_hours import hours
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, Slice
-from tests.meta.engines import Engine
+from tests.meta.engines import RUNTIME, Engine
 
 ROOT = ROOT_CALLER
 USER = Caller(1000, 1000)
@@ -29,3 +30,21 @@ def small_file(meta: Meta, name: bytes, parent: Ino = ROOT_INO, caller: Caller =
 def all_in_trash(meta: Meta) -> list[tuple[Ino, bytes]]:
     """Everything in the trash."""
     return [(hour, name) for hour in hours(meta) for name, _, _ in sorted(meta.names(hour)[0])]
+
+
+class Clocks(SystemRuntime):
+    """A host whose clocks are where the test wants them."""
+
+    def __init__(self, behind_ns: int = 0) -> None:
+        super().__init__()
+        self.passed_s = 0.0
+        self.now_ns = lambda: RUNTIME.now_ns() - behind_ns
+        self.monotonic = lambda: RUNTIME.monotonic() + self.passed_s
+
+    def pass_for(self, meta: Meta) -> None:
+        """What passes here passes for the store of `meta`, too."""
+
+        def now_ns() -> int:
+            return RUNTIME.now_ns() + int(self.passed_s * 1e9)
+
+        meta.now_ns = now_ns  # type: ignore[method-assign]

@@ -187,6 +187,7 @@ class Cluster:
         self.objects = MemObjects(sim)
         self.nodes: list[Node] = []
         self.leaks = weather.leaks
+        self.trash_days = trash_days
         settings = new_format("sim", "mem", "", BLOCK, trash_days=trash_days)
         store = MemStore(self.backend)
         transactor = Transactor(store, sim, RowCache(sim))

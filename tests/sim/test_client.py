@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from fsclient import compactor, trash_keeper
+from fsclient import compactor, steady_clock, trash_keeper
 from fsclient.leadership import LEASE_S
 from fsdata import geometry
 from fsmeta import engine_trash, trash
@@ -46,7 +46,7 @@ OUTAGE_S = 40.0  # longer than calls are repeated, shorter than a lease
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
 TROUBLE = (  # log messages that are right where the world is bad
-    "^WARNING fsclient.(background|leader|leadership|client|locks): |"
+    "^WARNING fsclient.(background|leader(?:ship)?|client|locks): |"
     "^ERROR fsclient.losses: inode .* data written and not stored is lost: "
 )
 LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
@@ -65,6 +65,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trash_keeper, "HOURS_A_DAY", 1)
     monkeypatch.setattr(engine_trash, "NOTE_S", 15.0)
     monkeypatch.setattr(trash_keeper, "FORGET_S", 90.0)
+    monkeypatch.setattr(steady_clock, "LEAP_S", 30.0)
+    monkeypatch.setattr(steady_clock, "BELIEVE_S", 60.0)
 
 
 def _loads(dice: random.Random) -> list[Load]:
@@ -194,6 +196,40 @@ def test_lost_leases(sim_seed: int, log_watch: LogWatch) -> None:
     log_watch.expect(TROUBLE)
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
     simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, _lose_leases))
+
+
+def _ahead(right: Callable[[], int], by_ns: int) -> int:
+    return right() + by_ns
+
+
+def _wrong_clocks(cluster: Cluster, dice: random.Random) -> None:
+    """Clocks of hosts, and the metadata store's, are set wrong by days, both ways, and right again.
+
+    What is deleted goes where the host's clock says: where there is a trash that is not days away.
+    """
+    day_s = 86_400.0
+    far_s = day_s if not cluster.trash_days else trash.HOUR_NS / 1e9
+    right = cluster.backend.now_ns
+    for _ in range(dice.randrange(2, 6)):
+        cluster.sim.sleep(dice.random() * WINDOW_S)
+        ahead_s = dice.choice((-3, -1, 1, 3))
+        if dice.random() < 0.5:
+            dice.choice(cluster.living()).process.set_clock(min(1, ahead_s) * far_s)
+        else:
+            cluster.backend.now_ns = partial(_ahead, right, int(ahead_s * day_s * 1e9))
+        if len(cluster.nodes) < 3 and dice.random() < 0.3:
+            cluster.add()
+    cluster.sim.sleep(dice.random() * WINDOW_S)
+    cluster.backend.now_ns = right
+    for node in cluster.living():
+        node.process.set_clock(0)
+
+
+@pytest.mark.sim_seeds(40)
+def test_wrong_clocks(sim_seed: int, log_watch: LogWatch) -> None:
+    """Nothing that programs see follows from a clock: not even an object may be left over."""
+    log_watch.expect("^WARNING fsclient.steady_clock: the clock was set")
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, Weather(), _wrong_clocks))
 
 
 @pytest.mark.sim_seeds(50)
