@@ -368,8 +368,10 @@ def test_a_second_signal_waits_for_nothing_but_storing(embedded: Volume) -> None
         database.execute("BEGIN EXCLUSIVE")
         hanging.start()
         wait_until("it hangs", END_S, lambda: _serves_mkdir(embedded, mount))
-        for _ in range(2):
-            os.kill(mount.pid, signal.SIGTERM)
+        os.kill(mount.pid, signal.SIGTERM)  # two at once would be one
+        text = "SIGTERM: unmounting"
+        wait_until("it is taken", END_S, lambda: text in embedded.log.read_text())
+        os.kill(mount.pid, signal.SIGTERM)
         text = "a second signal: not waiting for who still uses the mount"
         wait_until("it says so", END_S, lambda: text in embedded.log.read_text())
         assert not mount.has_ended()  # it has something to store
