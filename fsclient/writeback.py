@@ -434,6 +434,15 @@ class WriteBack:
         self.objects.hurry()
         return self._store.settle(ino, self._runtime.monotonic() + wait_s)
 
+    def mark(self) -> int:
+        """The number of the last change that was accepted."""
+        return self._store.sequence
+
+    def await_written(self, ino: Ino, since: int, upto: int, wait_s: float) -> bool:
+        """See `Publishing`."""
+        self.objects.hurry()
+        return self._store.await_written(ino, since, upto, self._runtime.monotonic() + wait_s)
+
     def published(self, ino: Ino, stopped: Callable[[], bool]) -> Published:
         """The volume as others see it, when that has all that is accepted by now.
 

@@ -83,6 +83,10 @@ class Backlog:
         if lost and (EVERY in lost or EVERY in domains or not lost.isdisjoint(domains)):
             raise OSError(errno.EIO, "what was written there before is lost")
 
+    def is_lost(self, entry: Entry) -> bool:
+        """Whether an entry may never be published."""
+        return bool(self.lost) and not self.lost.isdisjoint((EVERY, *entry.domains))
+
     def behind(self, first: Entry) -> set[int]:
         """The domains in which something waits for `first`, or for what waits for it."""
         found = set(first.domains)

@@ -416,6 +416,13 @@ class StagedStore:
         goal = self._sequence if upto is None else upto
         return self._settling.await_domain(domain, goal, deadline)
 
+    def await_written(self, ino: Ino, since: int, upto: int, deadline: float) -> bool:
+        """Wait until others see what a program wrote that changed `ino` between two sequences."""
+        if not self.backlog:
+            return True
+        domain = self._domains.home(reading({}, self.read), ino)
+        return self._settling.await_written(domain, since, upto, deadline)
+
     def refuse(self, domains: Iterable[int]) -> int:
         """Accept nothing more in these domains; the number of the last entry that was."""
         with self._cond:
