@@ -4,8 +4,9 @@ Every client beats and confirms deletion rounds; one leads (`leader`); each comp
 (`compactor`). A client whose session others have ended joins anew: what it has written and not
 committed still can be, but files that it held open without a name may be gone.
 
-Threading: one thread beats, so that slow work never looks like death; another works. `_beating` is
-held across store I/O and taken before any other lock.
+Threading: one thread beats, so that slow work never looks like death; one watches the beats of
+others, so that slow work keeps no dead session alive; another works. `_beating` is held across
+store I/O and taken before any other lock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any, Final
 
 from fsclient.compactor import Compactor
 from fsclient.data_side import DataSide
-from fsclient.leader import LEASE_S, NEWS_S, Leader
+from fsclient.leader import NEWS_S, Leader
+from fsclient.leadership import LEASE_S, LOOK_S, Leadership
 from fsclient.open_files import OpenFiles
 from fsclient.packer import LEAVE_S, Packer
 from fsclient.quota_watch import QuotaWatch
@@ -66,7 +68,9 @@ class Background:
         self._leaving = False  # guarded by _cond: the worker is to end
         self._until = inf  # when `drain` is to end
         self._pool = WorkerPool(runtime, "tidy", TIDY_THREADS)
-        self._leader = Leader(meta, data.blocks, runtime, self._pool, self.beat, self._is_late)
+        self._lead = Leadership(meta, runtime)
+        deleting = data.blocks, runtime, self._pool
+        self._leader = Leader(meta, self._lead, *deleting, self.beat, self._is_late)
         self._compactor = Compactor(meta, data.blocks, files, self._cond)
         self.compact = self._compactor.compact
         self.packer = Packer(meta, data, files, runtime, self._pool, self._cond, pack_below)
@@ -76,6 +80,7 @@ class Background:
         self.quotas = QuotaWatch(meta, runtime)
         self.in_use: Callable[[], Sequence[Ino]] = list  # not open, and not to be deleted either
         self._heart: Thread | None = None
+        self._watcher: Thread | None = None
         self._worker: Thread | None = None
 
     @property
@@ -116,6 +121,7 @@ class Background:
         self._confirmed = self._meta.sessions.open(self._info).confirmed
         self._beaten = self._runtime.monotonic()
         self._heart = spawn_lasting(self._runtime, "heartbeat", self._beat_loop)
+        self._watcher = spawn_lasting(self._runtime, "watch", self._watch_loop)
         self._worker = spawn_lasting(self._runtime, "background", self._work_loop)
 
     def drain(self, deadline: float) -> None:
@@ -130,11 +136,11 @@ class Background:
         except (OSError, StoreError) as error:
             log.info("small files stay as they are: %s", error)
         self._until = deadline
-        self._leader.look_again()
+        self._lead.look_again()
         while self._runtime.monotonic() < deadline:
             if not self._meta.deletion.orphans(1) and not self._meta.deletion.dead_slices(1):
                 return
-            if self._files.all() or len(self._meta.sessions.all()) > 1 or not self._leader.leads():
+            if self._files.all() or len(self._meta.sessions.all()) > 1 or not self._lead.leads():
                 return
             self._leader.turn(alone=True)
 
@@ -142,8 +148,9 @@ class Background:
         """Stop working and leave the volume. Everything is flushed by now."""
         self._end_worker()
         self._quiet.set()
-        if self._heart is not None:
-            self._heart.join()
+        for thread in (self._heart, self._watcher):
+            if thread is not None:
+                thread.join()
         self._pool.close()
         try:
             self._meta.sessions.close()
@@ -251,6 +258,18 @@ class Background:
             self._meta.deletion.release_orphans(closed)
             self._held.difference_update(closed)
 
+    def _watch_loop(self) -> None:
+        while not self._quiet.wait(LOOK_S):
+            session = self._session_id()
+            try:
+                self._lead.turn()
+            except Fenced as error:
+                self._rejoin(session, error)
+            except Rewound:
+                return
+            except (StoreError, OSError) as error:
+                log.warning("watch: %s", error)
+
     # --- the work --------------------------------------------------------------------------------
 
     def _work_loop(self) -> None:
@@ -265,17 +284,18 @@ class Background:
             except (StoreError, OSError) as error:
                 log.warning("background work: %s", error)
             with self._cond:
-                busy = self._compactor.waiting() or self.packer.waiting()
+                busy = self._compactor.waiting() or self.packer.waiting() or self._leader.waiting()
                 if not busy and not self._leaving:
                     self._cond.wait(WORK_EVERY_S)
 
     def work(self) -> None:
-        """One turn: lead if nobody does, then compact a chunk and pack a segment."""
-        if self._leader.leads():
+        """One turn: lead if nobody does, compact a chunk, pack a segment, settle doubts."""
+        if self._lead.leads():
             self._leader.turn()
             self.quotas.turn()
         self._compactor.turn()
         self.packer.turn()
+        self._meta.settle_doubts()
 
 
 def _nothing() -> None:

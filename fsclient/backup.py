@@ -1,7 +1,12 @@
 """Backups of the metadata in the volume's own object store: made, listed, read, let go.
 
-    meta/<time>-<session>/<part>    a dump (`fsmeta.dump`) in parts, as objects of the usual format
-    meta/<time>-<session>/end       JSON: how many parts; without it the others count for nothing
+    meta/<time>-<session>-<number>/<part>   a dump (`fsmeta.dump`) in parts, as usual objects
+    meta/<time>-<session>-<number>/end      JSON: how many parts; without it they count for nothing
+
+Clocks may be wrong by days, in both directions. So which is the newest says the number, which is
+above that of every backup there was; the first ones had none. When the next one is due says the
+monotonic clock of whoever leads; and ages, by which old ones go, are not all that is asked (`kept`,
+LET_GO_MAX). The time is a label for users.
 
 Those of an encrypted volume are encrypted with its key, which is in `end` as it is in the settings:
 wrapped.
@@ -21,6 +26,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from fsclient.steady_clock import SteadyClock
 from fsdata.codec import decode, encode
 from fsdata.objects import ObjectStore
 from fsdata.units import Cipher
@@ -41,7 +47,10 @@ PART_BYTES: Final = 4 << 20
 LOOK_EVERY_S: Final = 60.0
 RETRY_S: Final = 600.0  # after one that failed
 END: Final = "end"
-_NAME: Final = re.compile(r"meta/(\d{8}T\d{6}Z)-([0-9a-f]+)/(\d{6}|end)")
+_NAME: Final = re.compile(r"meta/(\d{8}T\d{6}Z)-[0-9a-f]+(?:-(\d+))?/(\d{6}|end)")
+LET_GO_MAX: Final = 2  # for each one that is made: more than gather, and few where a clock is wrong
+ABANDONED_S: Final = 6 * 3600.0  # one that has not grown for so long never will be complete
+AHEAD_S: Final = 3600.0  # a backup that lies so far in the future is worth a warning
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _DAY_S: Final = 86_400
 _WEEK_S: Final = 7 * _DAY_S
@@ -51,7 +60,8 @@ _MONTH_S: Final = 30 * _DAY_S
 class Backup(NamedTuple):
     """One backup in the object store."""
 
-    time_s: int  # when it was begun, Unix time
+    number: int  # in the order in which they were made; 0: from before there were numbers
+    time_s: int  # when it was begun, Unix time, by a clock that may have been wrong
     prefix: str
     keys: list[str]
     complete: bool
@@ -87,7 +97,8 @@ def backups(objects: ObjectStore) -> list[Backup]:
         if match is None:
             continue
         prefix = info.key.rpartition("/")[0]
-        before = found.get(prefix) or Backup(_time_of(match[1]), prefix, [], False)
+        number = int(match[2] or 0)
+        before = found.get(prefix) or Backup(number, _time_of(match[1]), prefix, [], False)
         found[prefix] = before._replace(
             keys=[*before.keys, info.key], complete=before.complete or match[3] == END
         )
@@ -191,11 +202,11 @@ class BackupSource:
 
 
 def make_backup(
-    meta: Meta, objects: ObjectStore, now_s: float, sealer: Sealer | None = None
+    meta: Meta, objects: ObjectStore, now_s: float, number: int, sealer: Sealer | None = None
 ) -> Backup:
     """Dump the metadata as it is now. Raises: StoreError, OSError, ConfigError."""
     assert meta.session is not None
-    prefix = f"{PREFIX}/{_text_of(int(now_s))}-{meta.session.id:x}"
+    prefix = f"{PREFIX}/{_text_of(int(now_s))}-{meta.session.id:x}-{number}"
     parts = _Parts(objects, prefix, int(now_s), sealer)
     try:
         dump(meta.store, parts)
@@ -204,7 +215,7 @@ def make_backup(
         with suppress(OSError, StoreError):  # else whoever tidies up does it in two days
             _remove(objects, parts.keys)
         raise
-    return Backup(int(now_s), prefix, [*parts.keys, f"{prefix}/{END}"], True)
+    return Backup(number, int(now_s), prefix, [*parts.keys, f"{prefix}/{END}"], True)
 
 
 def _remove(objects: ObjectStore, keys: list[str]) -> None:
@@ -228,7 +239,10 @@ class Backups:
         self._objects = objects
         self._runtime = runtime
         self._every_s = every_s
+        self._clock = SteadyClock(meta.now_ns, runtime.monotonic)
         self._due = runtime.monotonic() + every_s
+        self._ours = 0, 0.0  # the number of the last one that we have made, and when
+        self._unfinished: dict[str, tuple[int, float]] = {}  # how many parts, and since when
         self.made = 0
         self.failed = 0
 
@@ -246,26 +260,63 @@ class Backups:
             leader, session = self._meta.deletion.leader(), self._meta.session
             if leader is None or session is None or leader.id != session.id:
                 return
-            now_s = self._runtime.now_ns() / 1e9
             there = backups(self._objects)
-            last = max((each.time_s for each in there if each.complete), default=0)
-            if now_s - last >= self._every_s:
-                made = make_backup(self._meta, self._objects, now_s, self._sealer)
+            left_s = self._left_s(there)
+            if left_s <= 0:
+                number = 1 + max((each.number for each in there), default=0)
+                now_s = self._meta.now_ns() / 1e9
+                there.append(make_backup(self._meta, self._objects, now_s, number, self._sealer))
                 self.made += 1
-                there.append(made)
-                last = made.time_s
-            self._let_go(there, now_s)
-            self._due = self._runtime.monotonic() + max(1.0, last + self._every_s - now_s)
+                self._ours = number, self._runtime.monotonic()
+                left_s = self._every_s
+                self._let_go(there, self._clock.now_ns() / 1e9)
+            self._due = self._runtime.monotonic() + max(1.0, left_s)
         except (StoreError, OSError, ConfigError) as error:
             self.failed += 1
             log.warning("backup of the metadata failed, to be tried again: %s", error)
 
+    def _left_s(self, there: list[Backup]) -> float:
+        """How long the next one may wait. An age that can't be is none: then it is made now."""
+        last = max((each for each in there if each.complete), default=None)
+        if last is None:
+            return 0.0
+        number, made = self._ours
+        if number and last.number == number:
+            return self._every_s - (self._runtime.monotonic() - made)
+        age_s = self._meta.now_ns() / 1e9 - last.time_s
+        if age_s < -AHEAD_S:
+            log.warning(
+                "the last backup of the metadata, %s, lies %.1f h in the future: a clock is wrong,"
+                " or was; another one is made",
+                last.name,
+                -age_s / 3600,
+            )
+        return self._every_s - age_s if age_s >= 0 else 0.0
+
     def _let_go(self, there: list[Backup], now_s: float) -> None:
-        stay = kept((each.time_s for each in there if each.complete), now_s)
+        """Few at a time, and never those of the last two days' worth, whatever clocks say."""
+        complete = sorted(each for each in there if each.complete)
+        stay = kept((each.time_s for each in complete), now_s)
+        recent = 1 + int(2 * _DAY_S / max(1.0, self._every_s))
+        old = [each for each in complete[:-recent] if each.time_s not in stay]
+        for each in [*old, *self._abandoned(there)][:LET_GO_MAX]:
+            _remove(self._objects, each.keys)
+
+    def _abandoned(self, there: list[Backup]) -> list[Backup]:
+        """Those that were never completed, and have not grown for long while we looked."""
+        now, before = self._runtime.monotonic(), self._unfinished
+        self._unfinished = {}
         for each in there:
-            abandoned = not each.complete and now_s - each.time_s > 2 * _DAY_S
-            if abandoned or (each.complete and each.time_s not in stay):
-                _remove(self._objects, each.keys)
+            if not each.complete:
+                parts, since = before.get(each.prefix, (len(each.keys), now))
+                grown = parts != len(each.keys)
+                self._unfinished[each.prefix] = len(each.keys), now if grown else since
+        since_of = self._unfinished
+        return [
+            each
+            for each in there
+            if each.prefix in since_of and now - since_of[each.prefix][1] > ABANDONED_S
+        ]
 
 
 def chosen(there: list[Backup], at: str) -> Backup:
@@ -273,7 +324,7 @@ def chosen(there: list[Backup], at: str) -> Backup:
 
     Raises: ConfigError.
     """
-    complete = [each for each in there if each.complete]
+    complete = sorted(each for each in there if each.complete)
     if not complete:
         raise ConfigError("there is no backup of the metadata in this object store")
     if at == "latest":

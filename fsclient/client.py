@@ -22,7 +22,14 @@ from fsclient.data_side import DataSide
 from fsclient.losses import Lost
 from fsclient.metrics import Metrics, data_numbers, metadata_numbers
 from fsclient.object_options import parse_options
-from fsclient.object_stores import Pacing, Stack, open_objects, place_of, stacked
+from fsclient.object_stores import (
+    Pacing,
+    Stack,
+    disk_room,
+    open_objects,
+    place_of,
+    stacked,
+)
 from fsclient.packer import PACK_BELOW, PACKED_STORAGES
 from fsclient.process_limits import find_limits
 from fsclient.vfs import VFS
@@ -157,6 +164,8 @@ class Client:
             runtime, {b".stats": self.metrics.text, b".config": self._config_text}
         )
         self.vfs = VFS(self.meta, data, virtual, runtime)
+        if objects is None and settings.storage == "file":
+            self.vfs.io.room.disks = self._disks(disk_room(settings))
         warming = Warming(runtime, self.blocks, self.cache, self.disk_cache, self.budget)
         self.vfs.questions.warmer = Warmer(runtime, self.meta, data.epoch, warming, self.disk_cache)
         self.metrics.add(warming.numbers)
@@ -182,6 +191,13 @@ class Client:
             fills=settings.storage != "rados",  # librados' binding makes bytes of its own
             frame_bytes=lambda: self.meta.format.frame_bytes,
         )
+
+    def _disks(self, room: Callable[[], float]) -> Callable[[], float]:
+        """What the store's disks have room for, besides what waits to be stored there."""
+        if self.writeback is None:
+            return room
+        staged = self.writeback.objects
+        return lambda: room() - staged.left()[1]
 
     @property
     def _upload_threads(self) -> int:
@@ -252,6 +268,7 @@ class Client:
             self.background.in_use = self.writeback.held_inodes
             self.vfs.durable = self.writeback
             self.vfs.locks.wait_for(self.writeback)
+            self.writeback.on_published = self.vfs.questions.durable.nudge
             self.vfs.questions.cloner.tree = self.writeback.published
             self.metrics.add(self.writeback.numbers)
         self.metrics.add(lambda: metadata_numbers(self.meta))
@@ -332,7 +349,7 @@ class Client:
 
     def stop(self) -> bool:
         """Store everything and leave; False where something could not be stored (it is logged)."""
-        self.vfs.questions.cloner.close()
+        self.vfs.questions.close()
         if self.writeback is None:  # else a journal takes what a store that is away does not
             self._retrying.give_up_together()
         losses = self.vfs.io.losses

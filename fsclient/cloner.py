@@ -6,7 +6,8 @@ tells how far the job is. It is answered by the VFS, not stored and not listed. 
 those set it who may write there; whether they could come to the source, and what they may read of
 it, is judged here, with the groups that /proc tells of them.
 
-A job that is over is forgotten when somebody has been told, or when MANY others have come since.
+A job belongs to the user who began it: words of others mean other jobs, and each user has places of
+its own. One that is over is forgotten when the user has been told, or has had MANY since.
 
 Threading: a thread for each job; the table is guarded by its lock.
 """
@@ -17,6 +18,7 @@ import errno
 import json
 import logging
 import os
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -25,9 +27,11 @@ from fsclient.coherence import Coherence
 from fsclient.file_io import FileIO
 from fsclient.privileges import groups_of
 from fsclient.subdir import require_way
+from fsmeta import schema
 from fsmeta.clones import CloneBuilder, Tree
 from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
+from fsmeta.ops.inode import check_name
 from fsmeta.runtime import Runtime, Thread
 from fsmeta.sealed import shelf_of
 from fsmeta.snapshots import Taker
@@ -36,8 +40,9 @@ from fsmeta.types import Caller, Ino
 log = logging.getLogger(__name__)
 
 CLONE_XATTR: Final = b"user.slicefs.clone."
-MANY: Final = 64  # jobs that are remembered
-AT_ONCE: Final = 4  # jobs that run; each has a thread and a commit under way
+MANY: Final = 64  # jobs of a user that are over and remembered
+AT_ONCE: Final = 4  # jobs of a user that run; each has a thread and a commit under way
+ALL_AT_ONCE: Final = 16  # of all users but root, whose jobs find a place always
 
 
 class _Job:
@@ -80,7 +85,8 @@ class Cloner:
         self._io = io
         self._runtime = runtime
         self._lock = runtime.lock()
-        self._jobs: OrderedDict[bytes, _Job] = OrderedDict()  # guarded by _lock
+        # by user and word, the first begun first; guarded by _lock
+        self._jobs: OrderedDict[tuple[int, bytes], _Job] = OrderedDict()
 
     def ask(self, caller: Caller, root: Ino, parent: Ino, name: bytes, value: bytes) -> None:
         """Begin the job `name` in a mount of `root`, or stop it.
@@ -93,21 +99,22 @@ class Cloner:
             source, new_name = Ino(int(wish["source"])), os.fsencode(wish["name"])
             what = bool(wish["preserve"]), bool(wish.get("snapshot"))
             wanted = _Wish(root, source, parent, new_name, *what)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not stop and not wanted.snapshot:  # a snapshot's is judged with its place
+                check_name(new_name)
+            schema.inode_row(source)
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise OSError(errno.EINVAL, f"no wish for a clone: {value!r}") from error
+        except struct.error as error:
+            raise OSError(errno.EINVAL, f"no inode has the number {source}") from error
         if (wanted.preserve or wanted.snapshot) and caller.uid != 0:
             raise OSError(errno.EPERM, "only root takes snapshots, and gives files to others")
         with self._lock:
-            known = self._jobs.get(name)
+            known = self._jobs.get((caller.uid, name))
             if stop or known is not None:
                 if known is not None and stop:
                     known.stopped = True
                 return
-            if sum(not each.done for each in self._jobs.values()) >= AT_ONCE:
-                raise OSError(errno.EAGAIN, "too many clones are under way")
-            job = self._jobs[name] = _Job()
-            while len(self._jobs) > MANY:
-                self._jobs.popitem(last=False)
+            job = self._enter(caller.uid, name)
         groups = groups_of(caller.pid) or ()  # it has ended, or is in another namespace
         who = Caller(caller.uid, caller.gid, tuple(groups), caller.pid)
 
@@ -115,6 +122,18 @@ class Cloner:
             self._run(job, who, wanted)
 
         job.thread = self._runtime.spawn("clone", work)
+
+    def _enter(self, uid: int, name: bytes) -> _Job:
+        """A place for a new job; `_lock` is held. Raises: EAGAIN."""
+        running = [owner for (owner, _), each in self._jobs.items() if not each.done]
+        others = sum(owner != 0 for owner in running)
+        if running.count(uid) >= AT_ONCE or (uid and others >= ALL_AT_ONCE):
+            raise OSError(errno.EAGAIN, "too many clones are under way")
+        over = [key for key, each in self._jobs.items() if key[0] == uid and each.done]
+        for key in over[: max(0, len(over) - MANY + 1)]:
+            del self._jobs[key]
+        job = self._jobs[uid, name] = _Job()
+        return job
 
     def _run(self, job: _Job, caller: Caller, wanted: _Wish) -> None:
         try:
@@ -130,8 +149,9 @@ class Cloner:
             self._coherence.named(wanted.parent)
         except OSError as error:
             job.error = error.errno or errno.EIO
-        except StoreError as error:
-            log.warning("clone of inode %d: %s", wanted.source, error)
+        except Exception as error:
+            unforeseen = None if isinstance(error, StoreError) else error
+            log.warning("clone of inode %d: %s", wanted.source, error, exc_info=unforeseen)
             job.error = errno.EIO
         finally:
             job.done = True
@@ -141,14 +161,14 @@ class Cloner:
         job.changed = taker.take(wanted.source, wanted.name).changed
         self._coherence.named(shelf_of(wanted.source))
 
-    def tell(self, name: bytes) -> bytes:
-        """How far a job is, as JSON. Raises: ENODATA."""
+    def tell(self, caller: Caller, name: bytes) -> bytes:
+        """How far a job of the caller is, as JSON. Raises: ENODATA."""
         with self._lock:
-            job = self._jobs.get(name)
+            job = self._jobs.get((caller.uid, name))
             if job is None:
                 raise OSError(errno.ENODATA, "no such clone")
             if job.done:
-                del self._jobs[name]
+                del self._jobs[caller.uid, name]
             return job.report()
 
     def close(self) -> None:

@@ -9,9 +9,10 @@ does not.
 No lease is missed: it is noted *before* the promise is looked at, the promise ends before leases
 are taken, and a grant whose directory was taken meanwhile is noted again. An answer on its way to
 the kernel may still arrive after its notification. Of attributes it is not believed then (Linux
-5.8), of a name it is, so notifications of names are sent a second time, AGAIN_AFTER_S later. Those
-of inodes are not: the right answer, if it is on its way by then, would not be believed either, and
-who executes a program would go by the mode that it had.
+5.8), of a name it is, so notifications of names are sent a second time, AGAIN_AFTER_S later, and
+once more when the requests that were being served at the first one have been answered, if that took
+longer. Those of inodes are not: the right answer, if it is on its way by then, would not be
+believed either, and who executes a program would go by the mode that it had.
 
 Some of our own changes the kernel does not see in the answer to its request: open(2) that truncates
 drops S_ISUID, and its answer carries no attributes; so does a commit at close(2). `stale` has them
@@ -27,22 +28,27 @@ and holds nothing while it talks to the kernel.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from fsclient.filesystem import Entry, Notifier, Stat
+from fsclient.later import Later, Take
 from fsmeta import schema
 from fsmeta.busy import BELIEVED_S
 from fsmeta.engine import Meta
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.types import Attr, Dentry, Ino
 
+log = logging.getLogger(__name__)
+
 LONG_S: Final = 3600.0
 SHORT_S: Final = 1.0
 AGAIN_AFTER_S: Final = 0.05
 _DOTS: Final = (b".", b"..")
 _new: Final = tuple.__new__  # makes a NamedTuple in half the time of its constructor
+AGAIN_MAX: Final = 1000  # batches of names that wait for answers; reads may hold them up, too
 LEASES_MAX: Final = 500_000  # of each kind: 90 MB, without news 160; then all are taken back
 
 
@@ -54,6 +60,15 @@ class _Ended(NamedTuple):
 
     inodes: list[Ino]  # attributes and pages
     twice: list[_Lease]  # names and listings: an answer on its way is believed
+
+
+class _Again(NamedTuple):
+    """What the kernel is to be told once more."""
+
+    when: float
+    leases: list[_Lease]
+    before: frozenset[int]  # requests that may be answered with what has ended
+    told: bool = False  # a second time; only those answers are waited for
 
 
 _Then: TypeAlias = Callable[[], None]
@@ -75,16 +90,20 @@ class Coherence:
         self._cond = runtime.condition()
         self._queue: deque[Sequence[bytes] | None] = deque()  # guarded by _cond; None: all rows
         self._stale_pages: set[Ino] = set()  # guarded by _cond
-        self._drops: deque[tuple[Ino, _Then]] = deque()  # guarded by _cond
+        self._drops: deque[tuple[_Then, _Then]] = deque()  # told how, and then; guarded by _cond
         self._stopped = False  # guarded by _cond
         self._notifier: Notifier | None = None
+        self._under_way: Callable[[], Collection[int]] = frozenset
         self._thread: Thread | None = None
         self.notifications = 0  # written by the notifier thread only
         meta.on_change(self._changed)
 
-    def start(self, notifier: Notifier) -> None:
-        """There is a kernel to tell from now on."""
+    def start(
+        self, notifier: Notifier, under_way: Callable[[], Collection[int]] = frozenset
+    ) -> None:
+        """There is a kernel to tell from now on; `under_way` are its requests without an answer."""
         self._notifier = notifier
+        self._under_way = under_way
         self._thread = spawn_lasting(self._runtime, "notifier", self._run)
 
     def stop(self) -> None:
@@ -111,6 +130,17 @@ class Coherence:
     def stat(self, attr: Attr) -> Stat:
         """Attributes with the time the kernel may believe them."""
         return Stat(attr, SHORT_S if self._notifier is None else self._attr_ttl(attr))
+
+    def reading(self, ino: Ino) -> None:
+        """The kernel is about to keep pages of a file, maybe without asking for its attributes.
+
+        To be called before the store is asked what is in them.
+        """
+        while True:
+            inodes = self._inodes
+            inodes.add(ino)
+            if inodes is self._inodes:
+                return
 
     def _make_room(self) -> None:
         """Where there are too many leases, begin anew: most are of what nobody uses any more."""
@@ -217,10 +247,16 @@ class Coherence:
         """We changed attributes of `ino` otherwise than the kernel has asked for.
 
         From the thread that serves a request about it, or from one that serves none: who is
-        answered may go on at once, so the kernel knows before.
+        answered may go on at once, so the kernel knows before. It raises nothing: what we changed
+        is stored, and who has heard of an error would have it stored again.
         """
-        if self._notifier is not None:
+        if self._notifier is None:
+            return
+        try:
             self._notifier.inval_attr(ino)
+        except OSError as error:
+            log.warning("the kernel is told later that inode %d has changed: %s", ino, error)
+            self.stale_pages(ino)
 
     def stale_pages(self, ino: Ino) -> None:
         """The kernel has pages of `ino` that are not what the file holds: as `stale`."""
@@ -250,12 +286,33 @@ class Coherence:
 
         False where there is no kernel to be told. From any thread.
         """
-        if self._notifier is None:
-            return False
+        notifier = self._notifier
+        return notifier is not None and self._drop_soon(lambda: notifier.reload(ino), then)
+
+    def drop_range(self, ino: Ino, begin: int, end: int) -> Later[None] | None:
+        """Have the kernel forget pages with these bytes, before who waits for it is answered.
+
+        None where there is no kernel to be told.
+        """
+        notifier = self._notifier
+        if notifier is None:
+            return None
+
+        def start(take: Take[None]) -> None:
+            def done() -> None:
+                take(lambda: None)
+
+            if not self._drop_soon(lambda: notifier.inval_pages(ino, begin, end), done):
+                done()
+
+        return Later(start)
+
+    def _drop_soon(self, tell: _Then, then: _Then) -> bool:
+        """Have the notifier `tell` the kernel and then do `then`; False where it has ended."""
         with self._cond:
             if self._stopped:
                 return False
-            self._drops.append((ino, then))
+            self._drops.append((tell, then))
             self._cond.notify()
         return True
 
@@ -268,11 +325,11 @@ class Coherence:
             self._cond.notify()
 
     def _run(self) -> None:
-        again: deque[tuple[float, list[_Lease]]] = deque()  # when and what; of AGAIN_AFTER_S
+        again: deque[_Again] = deque()  # the next first
         while True:
             with self._cond:
                 while not (self._queue or self._stale_pages or self._drops or self._stopped):
-                    left = again[0][0] - self._runtime.monotonic() if again else None
+                    left = again[0].when - self._runtime.monotonic() if again else None
                     if left is not None and left <= 0:
                         break
                     self._cond.wait(left)
@@ -283,21 +340,30 @@ class Coherence:
                 pages, self._stale_pages = self._stale_pages, set()
                 drops, self._drops = self._drops, deque()
             self._drop(drops)
-            while again and again[0][0] <= self._runtime.monotonic():
-                self._tell(again.popleft()[1])
+            while again and again[0].when <= self._runtime.monotonic():
+                self._repeat(again)
             ended = [self._end(rows) for rows in batch]
+            before = frozenset(self._under_way())
             self._tell((ino, None) for each in ended for ino in each.inodes)
             self._tell((ino, None) for ino in pages)
             if twice := [lease for each in ended for lease in each.twice]:
                 self._tell(twice)
-                again.append((self._runtime.monotonic() + AGAIN_AFTER_S, twice))
+                again.append(_Again(self._runtime.monotonic() + AGAIN_AFTER_S, twice, before))
 
-    def _drop(self, drops: Iterable[tuple[Ino, _Then]]) -> None:
-        for ino, then in drops:
-            assert self._notifier is not None
+    def _repeat(self, again: deque[_Again]) -> None:
+        """Tell the first of them, unless it waits for answers, for which it goes on waiting."""
+        _, leases, before, told = again.popleft()
+        left = before.intersection(self._under_way()) if len(again) < AGAIN_MAX else frozenset()
+        if not told or not left:
+            self._tell(leases)
+        if left:
+            again.append(_Again(self._runtime.monotonic() + AGAIN_AFTER_S, leases, left, told=True))
+
+    def _drop(self, drops: Iterable[tuple[_Then, _Then]]) -> None:
+        for tell, then in drops:
             self.notifications += 1
             try:
-                self._notifier.reload(ino)
+                tell()
             finally:
                 then()
 

@@ -25,6 +25,7 @@ from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError, StoreError
 from fsmeta.ops import collect as marks
 from fsmeta.runtime import Runtime
+from fsmeta.store import COMMIT_OPS_ENOUGH
 
 AGE_S: Final = 3600.0  # no garbage is in a hurry; more than any clock is wrong by
 THREADS: Final = 8
@@ -93,7 +94,7 @@ def collect(
             _begin(meta, job, place)
         if place.phase == MARK:
             noted = _mark(meta, place, progress)
-            if job.delete and not meta.transactor.run(lambda txn: marks.end(txn, place.run, noted)):
+            if job.delete and not _end_marks(meta, place.run, noted):
                 raise ConfigError("another gc has begun meanwhile: let it end, or run this again")
             place.enter(SWEEP)
         sweep = _Sweep(place, runtime.now_ns() - int(job.age_s * 1e9))
@@ -162,6 +163,19 @@ def _mark(meta: Meta, place: Place, progress: Progress) -> list[bytes]:
     for sid, _ in walk.dead(meta.store):  # last: what the chunks lose meanwhile goes there
         place.dead.add(sid)
     return shared
+
+
+def _end_marks(meta: Meta, run: bytes, noted: Sequence[bytes]) -> bool:
+    """Tell clients that nobody reads the chunks any more; False where another gc does.
+
+    Their notes go first, while none can begin unnoticed.
+    """
+    for begin in range(0, max(len(noted), 1), COMMIT_OPS_ENOUGH):
+        end = begin + COMMIT_OPS_ENOUGH
+        part = partial(marks.end, run=run, noted=noted[begin:end], last=end >= len(noted))
+        if not meta.transactor.run(part):
+            return False
+    return True
 
 
 class _Sweep:

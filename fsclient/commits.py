@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from fsclient.coherence import Coherence
 from fsclient.open_files import OpenFiles
 from fsclient.page_versions import PageVersions
-from fsdata.writer import SliceSink
+from fsdata.write_side import SliceSink
 from fsmeta.engine import Meta
 from fsmeta.ops.inode import Changed
-from fsmeta.types import AT_END, AT_END_AGAIN, CHUNK_BYTES, Ino, Slice, SliceId
+from fsmeta.types import AT_END, CHUNK_BYTES, Ino, Slice, SliceId
 
 
 def ignore_slices(ino: Ino, index: int, batch: Sequence[tuple[int, Slice]]) -> None:
@@ -51,6 +51,9 @@ class Commits:
     def give_up_slices(self, ids: Iterable[SliceId]) -> None:
         self._meta.give_up_slices(ids)
 
+    def fitting(self, ino: Ino, batch: Sequence[tuple[int, Slice]]) -> int:
+        return self._meta.fitting(ino, batch)
+
     def commit(
         self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
     ) -> None:
@@ -76,7 +79,7 @@ class Commits:
         if after.mode != before.mode:
             self._coherence.stale(ino)
         indexes = dict.fromkeys(index for index, _ in batch)
-        if AT_END in indexes or AT_END_AGAIN in indexes:
+        if AT_END in indexes:
             if file is not None and file.writer is not None and after.size != length:
                 file.writer.relocated(after.size)
                 self._coherence.stale_pages(ino)

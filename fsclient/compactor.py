@@ -73,6 +73,7 @@ class Compactor:
         """Rewrite a chunk as one slice, if that pays."""
         old = self._meta.read_chunk(ino, index)
         if not should_compact(old):
+            self._look_again(ino, index, len(old) // 4)
             return
         new_id = self._meta.new_slice_id()
         try:
@@ -95,6 +96,13 @@ class Compactor:
         file = self._files.get(ino)
         if file is not None:
             file.forget_chunks()
+
+    def _look_again(self, ino: Ino, index: int, commits: int) -> None:
+        """Looking takes longer the more slices there are: do so after as many more commits."""
+        if commits > COMMITS_BEFORE_LOOK:
+            with self._cond:
+                if len(self._commits) < WATCHED_CHUNKS_MAX:
+                    self._commits[ino, index] = COMMITS_BEFORE_LOOK - commits
 
     def _exchange(self, ino: Ino, index: int, old: list[Slice], new: list[Slice]) -> bool:
         """Put `new` in place of `old`; False where others were first, or a write is held back."""

@@ -17,6 +17,7 @@ from fsclient.object_stores import directories
 from fsdata.codec import Codec
 from fsmeta import redis_urls
 from fsmeta.errors import ConfigError, NoVolume, StoreError
+from fsmeta.history import Review
 from fsmeta.runtime import Runtime
 from fsmeta.store import Store
 from fsmeta.urls import TLS_FILES, shown_url
@@ -114,8 +115,8 @@ def _check_parameter(url: str, scheme: str, name: str, value: str) -> None:
         raise ConfigError(f"{shown_url(url)}: {name}: {value} does not exist")
 
 
-def require_sound(url: str, store: Store) -> tuple[str, ...]:
-    """What may be lost because of how the metadata server is set up, one line each.
+def require_sound(url: str, store: Store) -> Review:
+    """What may be lost because of how the metadata server is set up.
 
     Raises: ConfigError where no volume may live on it.
     """
@@ -125,7 +126,7 @@ def require_sound(url: str, store: Store) -> tuple[str, ...]:
         raise ConfigError(f"{shown_url(url)}: {error}") from error
     if review.refusal:
         raise ConfigError(f"{shown_url(url)}: {review.refusal}")
-    return review.warnings
+    return review
 
 
 @contextmanager

@@ -145,7 +145,8 @@ def _child(serve: Callable[[Teller], int], tell: int, log_fd: int) -> int:
         pipe.say(str(error).encode()[:_MESSAGE_BYTES_MAX])
     except Exception as error:
         log.exception("the mount has failed")
-        pipe.say(f"unforeseen: {error!r}".encode()[:_MESSAGE_BYTES_MAX])
+        said = f"unforeseen, {error!r}: a bug, please report it with the end of its log"
+        pipe.say(said.encode()[:_MESSAGE_BYTES_MAX])
     return 1
 
 

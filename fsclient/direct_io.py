@@ -7,14 +7,23 @@ Therefore only who has a file for himself begins with it, all others that open t
 go past the pages, too, and what maps and sendfile(2) have made of it is dropped: after each
 write, which is late by a moment, and by the first open that uses pages again.
 
+A read of pages that runs beside a write past them can leave old bytes in them, and zeros behind an
+append. The kernel drops what the write covers once more when it is answered, but not where the
+write was asynchronous (before Linux 7.1), and not for handles that we made direct (before 6.18;
+before 6.6 it drops nothing ahead of those, either). No flag tells. So where the kernel has filled
+pages of a file, they are dropped between a write past them and its answer: `leaves_pages`.
+
 Called by `FileIO`; any thread.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Final
 
-from fsclient.open_files import FileHandle, OpenFiles
+from fsclient.open_files import FileHandle, OpenFile, OpenFiles
+
+DROPS_AFTER_MINOR: Final = 45  # of the FUSE protocol: Linux 6.18
 
 
 class DirectIO:
@@ -23,6 +32,19 @@ class DirectIO:
     def __init__(self, files: OpenFiles) -> None:
         self._files = files
         self.writes = False  # `--direct-writes`; set before anybody is told that it is mounted
+        self._drops_before = True  # what the kernel does for handles that are direct
+        self._drops_after = True
+
+    def obey(self, kernel_minor: int, drops_before: bool) -> None:
+        """What the kernel is, of a mount that is not yet served."""
+        self._drops_before = drops_before
+        self._drops_after = kernel_minor >= DROPS_AFTER_MINOR
+
+    def leaves_pages(self, file: OpenFile, o_direct: bool) -> bool:
+        """Whether a write past the pages of `file` may leave some that are no longer true."""
+        if o_direct or not self._drops_after:
+            return file.paged or not self._drops_before
+        return False
 
     def created(self, handle: FileHandle, flags: int) -> bool:
         """Whether the handle of a file just made is direct."""

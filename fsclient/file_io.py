@@ -18,6 +18,7 @@ from fsclient.commits import Commits
 from fsclient.data_side import DataSide
 from fsclient.direct_io import DirectIO
 from fsclient.filesystem import Buffer, Opened
+from fsclient.later import Later
 from fsclient.losses import Failed, Losses, flush_together
 from fsclient.open_files import FileHandle, OpenFile, OpenFiles
 from fsclient.page_versions import PageVersions
@@ -25,7 +26,8 @@ from fsclient.privileges import DROP_SETGID, JUST_DROP, leaves_setgid, require_d
 from fsclient.room import Room
 from fsclient.unsynced import Unsynced
 from fsdata.reader import FileReader
-from fsdata.writer import FileWriter, WriteSide
+from fsdata.write_side import WriteSide
+from fsdata.writer import FileWriter
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
@@ -54,7 +56,7 @@ class FileIO:
         self._locked = PageVersions(runtime)  # what the kernel believes of files that are locked
         self.commits = Commits(meta, files, coherence, self._versions, self._locked)
         self._side = WriteSide(runtime, data.blocks, data.budget, data.uploads, self.commits)
-        self.room = Room(meta, data.budget, runtime)
+        self.room = Room(meta, data.uploads, runtime)
         self.direct = DirectIO(files)
         self.unsynced = Unsynced(meta, data.blocks, runtime)
         files.on_last = self.unsynced.closed
@@ -129,7 +131,11 @@ class FileIO:
         if gone is None:
             return
         if gone.writer is not None:
+            lost = gone.dirty
             gone.writer.discard()
+            if lost:  # the kernel has seen it written: its size and pages are the file's again
+                self._coherence.stale(gone.ino)
+                self._coherence.stale_pages(gone.ino)
 
     def _last_flush(self, file: OpenFile) -> None:
         """What close(2) could not store has one more chance; then it is lost, and we say so."""
@@ -141,10 +147,13 @@ class FileIO:
 
     # --- data ------------------------------------------------------------------------------------
 
-    def read(self, fh: int, offset: int, size: int) -> Sequence[Buffer]:
+    def read(self, fh: int, offset: int, size: int, past_pages: bool = False) -> Sequence[Buffer]:
         """At most `size` bytes at `offset`. Raises: EBADF, and what `FileReader.read` does."""
         handle = self._files.file_handle(fh)
         file = handle.file
+        if not past_pages:
+            file.paged = True
+            self._coherence.reading(file.ino)
         if file.lost:
             _require_locks(handle)
         if handle.reader is None:
@@ -154,7 +163,11 @@ class FileIO:
         length = self._length(file, offset + size)
         generation = self._data.epoch.begin()
         try:
-            return handle.reader.read(offset, size, length)
+            while True:
+                pieces = handle.reader.read(offset, size, length)
+                if not _end_in_zero(pieces) or not self._was_cut(file):
+                    return pieces
+                length = file.known_length
         finally:
             self._data.epoch.end(generation)
 
@@ -179,6 +192,22 @@ class FileIO:
                 break
         return file.known_length
 
+    def _was_cut(self, file: OpenFile) -> bool:
+        """Whether others have cut the file since its length was asked for.
+
+        Its slices may be newer than its length; what was cut off then reads as zeros.
+        """
+        if not file.unsure:
+            return False
+        before = file.known_length
+        commits = file.ask_length()
+        attr = self._meta.getattr(ROOT_CALLER, file.ino)
+        if attr.size == file.length:
+            return False
+        if file.learn(attr, commits):
+            self._forget_chunks(file)
+        return file.known_length < before
+
     def _forget_chunks(self, file: OpenFile) -> None:
         """Others changed the file: its slices are to be as new as its size.
 
@@ -195,9 +224,11 @@ class FileIO:
         data: memoryview,
         kill_suid: bool,
         append: bool,
+        past_pages: bool = False,
     ) -> int:
         """Take `data` for `offset`, or for the end of the file wherever that is by then.
 
+        Returns how many bytes, fewer where the rest does not fit.
         Raises: EBADF, EFBIG, ENOSPC, EDQUOT, and what earlier writes met.
         """
         handle = self._files.file_handle(fh)
@@ -208,17 +239,35 @@ class FileIO:
         file = handle.file
         if file.lost:
             _require_locks(handle)
-        self.room.require(file, offset, len(data))
-        if kill_suid:
-            file.unprivileged = caller
-        file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
+        taken = self.room.admit(file, max(offset, file.length) if append else offset, len(data))
+        try:
+            if kill_suid:
+                file.unprivileged = caller
+            if not past_pages:
+                file.paged = True
+            file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
+            self._put(file, offset, data[:taken], append)
+        finally:
+            self.room.entered(taken)
+        return taken
+
+    def _put(self, file: OpenFile, offset: int, data: memoryview, append: bool) -> None:
+        """Have the writer of `file` take `data`."""
         if not append:
             self._writer(file).write(offset, data)
         elif self._writer(file).append(max(offset, file.length), data) != offset:
             self._coherence.stale_pages(file.ino)  # the kernel has put them elsewhere
         if file.mixed:
             self._coherence.stale_pages(file.ino)  # maps can have brought old ones back
-        return len(data)
+
+    def written_past_pages(
+        self, fh: int, offset: int, size: int, o_direct: bool
+    ) -> Later[None] | None:
+        """`FileSystem.written_past_pages`."""
+        file = self._files.file_handle(fh).file
+        if not self.direct.leaves_pages(file, o_direct):
+            return None
+        return self._coherence.drop_range(file.ino, offset, offset + size)
 
     def _writer(self, file: OpenFile) -> FileWriter:
         return file.writer or self._files.writer(file, self._side)
@@ -234,11 +283,20 @@ class FileIO:
 
     def fsync(self, fh: int) -> None:
         """fsync(2): as `flush`, and it survives a loss of power."""
-        file = self.handle(fh).file
+        self._sync(self.handle(fh).file)
+        self._meta.sync()
+
+    def syncfs(self) -> None:
+        """syncfs(2): as fsync(2) of each file that this mount has written."""
+        for file in self._files.all():
+            self._sync(file)
+        self.unsynced.sync_all()
+        self._meta.sync()
+
+    def _sync(self, file: OpenFile) -> None:
         if file.writer is not None:
             file.writer.flush(durable=True)
-        self.unsynced.sync(file)
-        self._meta.sync()
+        self.unsynced.sync(file.ino)
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
         """chmod(2), chown(2), utimensat(2), truncate(2); in order with what is written here."""
@@ -310,6 +368,10 @@ class FileIO:
             self._last_flush(file)
         if file.dirty:
             self._files.set_lost(file, file.lost, void=True)
+
+
+def _end_in_zero(pieces: Sequence[Buffer]) -> bool:
+    return len(pieces) > 0 and len(pieces[-1]) > 0 and pieces[-1][-1] == 0
 
 
 def _follows_writes(want: SetAttr) -> bool:

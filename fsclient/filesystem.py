@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from fsclient.later import Later
 from fsmeta.types import Attr, Caller, Dentry, Ino, SetAttr, StatFs
 
 __all__ = [
@@ -130,8 +131,13 @@ class FileSystem(Protocol):
     def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
         """`kill_suid`: O_TRUNC drops S_ISUID and S_ISGID, as it does for all without CAP_FSETID."""
 
-    def read(self, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
-        """At most `size` bytes as pieces in order; fewer only at the end of the file."""
+    def read(
+        self, caller: Caller, ino: Ino, fh: int, offset: int, size: int, past_pages: bool = False
+    ) -> Sequence[Buffer]:
+        """At most `size` bytes as pieces in order; fewer only at the end of the file.
+
+        `past_pages`: the kernel keeps nothing of them.
+        """
 
     def write(
         self,
@@ -142,9 +148,18 @@ class FileSystem(Protocol):
         data: memoryview,
         kill_suid: bool,
         append: bool = False,
+        past_pages: bool = False,
     ) -> int:
         """`data` is only valid during the call. `append`: O_APPEND, `offset` is what the kernel
-        takes for the end."""
+        takes for the end. `past_pages`: as for `read`."""
+
+    def written_past_pages(
+        self, ino: Ino, fh: int, offset: int, size: int, o_direct: bool
+    ) -> Later[None] | None:
+        """`write` has taken bytes past the kernel's pages; None where that may be answered now.
+
+        `o_direct`: the program asked for it, so its request may be asynchronous.
+        """
 
     def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
         """close(2) of one descriptor: report what could not be stored.
@@ -206,6 +221,9 @@ class FileSystem(Protocol):
         None for `.` and `..`, for what the kernel holds already and for what has gone.
         """
 
+    def syncfs(self) -> Later[None]:
+        """syncfs(2), where the kernel tells of it: it does so to fuseblk and virtiofs only."""
+
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None: ...
     def releasedir(self, ino: Ino, fh: int) -> None: ...
     def statfs(self, caller: Caller, ino: Ino) -> StatFs: ...
@@ -220,6 +238,10 @@ class FileSystem(Protocol):
         kill_sgid: bool = False,
     ) -> None:
         """`kill_sgid`: the caller is not in the group of the file whose ACL this is."""
+
+    def question(self, caller: Caller, ino: Ino, name: bytes) -> Later[bytes] | None:
+        """getxattr(2) of a name that asks the mount something which takes a while; else None, and
+        `getxattr` has the answer."""
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes: ...
     def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]: ...
@@ -243,6 +265,9 @@ class Notifier(Protocol):
 
     def reload(self, ino: Ino) -> None:
         """`inval_inode`, and have it ask anew at once: else O_APPEND goes by the size it knew."""
+
+    def inval_pages(self, ino: Ino, begin: int, end: int) -> None:
+        """Forget attributes of `ino`, and its pages with these bytes."""
 
     def inval_attr(self, ino: Ino) -> None:
         """Forget attributes of `ino`; its pages are true."""

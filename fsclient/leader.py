@@ -1,4 +1,4 @@
-"""What the leading client does for all: end dead sessions, delete what nobody can see any more.
+"""What the leading client does for all: delete what nobody can see any more.
 
 A deletion round (`fsmeta.ops.reclaim` says what its confirmation means) goes through three turns at
 least. First what could be deleted is noted. NEWS_S later every session is asked; by then each has
@@ -7,18 +7,20 @@ from memory. When all have confirmed, what was noted and nobody holds is deleted
 
 Files' slices join the dead ones when the file is purged, so data goes one round after its file.
 
+A turn takes about TURN_S for each kind of work, and leaves the rest to the next one.
+
 Threading: the worker of `Background` calls `turn`, or whoever has ended it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
 from typing import Final
 
-from fsclient.trash_keeper import TrashKeeper
+from fsclient.leadership import Leadership
+from fsclient.trash_keeper import TURN_S, TrashKeeper
 from fsdata.blocks import BlockStore
 from fsdata.pool import WorkerPool
 from fsmeta import clones
@@ -26,46 +28,16 @@ from fsmeta.engine import Meta
 from fsmeta.ops.packing import Small
 from fsmeta.ops.reclaim import Drops
 from fsmeta.runtime import Runtime
-from fsmeta.schema_sessions import SessionRecord
-from fsmeta.types import Ino, SessionId, SliceId
+from fsmeta.types import Ino, SliceId
 
 log = logging.getLogger(__name__)
 
-LEASE_S: Final = 60.0  # a session whose beat stood still for so long is ended
-LOOK_S: Final = 5.0  # how often everybody looks for the leader, and the leader at everybody
-BLIND_S: Final = 10.0  # who has not looked for so long has not seen that a beat stood still
 NEWS_S: Final = 3.0  # a link for news that is silent for 2 s is taken for lost, and what it vouched
 ROUND_MAX: Final = 50_000  # orphans and dead chunks of one round: bounds the leader's memory
 CLONES_EVERY_S: Final = 15.0  # what a dead builder has left takes space, and harms nobody
 TIDY_EVERY_S: Final = 3600.0  # a third of what TiKV keeps, at least
-DISCARD_S: Final = 2.0  # of one turn, for clones and snapshots that go; the rest comes later
+PURGE_STEP: Final = 1000  # inodes, between two looks at the clock
 FORGET_BATCH: Final = 1000  # dropped slices dealt with together: what a crash repeats
-
-
-class Watch:
-    """Which sessions have not moved for a whole lease, on our own clock.
-
-    Time in which we did not look does not count: when the store was away, or we ourselves were
-    stopped, nobody's beat can be seen, and everybody would seem dead.
-    """
-
-    def __init__(self, clock: Callable[[], float], lease_s: float) -> None:
-        self._clock = clock
-        self._lease_s = lease_s
-        self._looked = clock()
-        self._seen: dict[SessionId, tuple[int, float]] = {}
-
-    def dead(self, sessions: list[SessionRecord]) -> list[SessionId]:
-        """Note the beats of `sessions`; those that stood still too long."""
-        now = self._clock()
-        if now - self._looked > BLIND_S:
-            self._seen = {}
-        self._looked = now
-        before, self._seen = self._seen, {}
-        for each in sessions:
-            beat, since = before.get(each.id, (each.beat, now))
-            self._seen[each.id] = (each.beat, since if beat == each.beat else now)
-        return [sid for sid, (_, since) in self._seen.items() if now - since > self._lease_s]
 
 
 class _Round:
@@ -76,7 +48,7 @@ class _Round:
         noted: float,
         lineage: bytes,
         orphans: list[Ino],
-        dead: dict[bytes, list[tuple[SliceId, int]]],
+        dead: Drops,
     ) -> None:
         self.noted = noted
         self.lineage = lineage  # of the store where that was so
@@ -91,6 +63,7 @@ class Leader:
     def __init__(
         self,
         meta: Meta,
+        lead: Leadership,
         blocks: BlockStore,
         runtime: Runtime,
         pool: WorkerPool,
@@ -105,14 +78,13 @@ class Leader:
         self._stopping = stopping
         self._pool = pool
         self.on_thin: Callable[[list[Small]], None] = _nobody  # has what is left of a segment
-        self._watch = Watch(runtime.monotonic, LEASE_S)
+        self._lead = lead
+        self._term = lead.term  # in which the round was begun
         self._trash = TrashKeeper(meta, runtime, stopping)
         self._clones_at = 0.0  # when to look for abandoned clones
         self._tidy_at = 0.0  # when the metadata store is to tidy up
         self._round: _Round | None = None
-        self._known: SessionId | None = None  # who led when we looked
-        self._look_at = -inf  # when to look for the leader again
-        self._watch_at = -inf  # and at the others
+        self.unfinished = False  # the turn was over before the round was
         self.purged = 0  # inodes
         self.deleted = 0  # slices
 
@@ -121,47 +93,17 @@ class Leader:
         """Inodes that have left the trash for good."""
         return self._trash.expired
 
-    def leads(self) -> bool:
-        """Whether it is for us to lead; take the lead if nobody alive has it.
-
-        One request in LOOK_S. Who believes too long that it leads does no harm: it asks for no
-        round (`next_round`), and ends only who is dead.
-        """
-        session = self._meta.session
-        assert session is not None, "call it between start and stop"
-        now = self._clock()
-        if now < self._look_at:
-            return self._known == session.id
-        leader = self._meta.deletion.leader(self._known)
-        self._look_at = now + LOOK_S
-        self._known = None if leader is None else leader.id
-        leads = leader is not None and leader.id == session.id
-        if not leads:
-            leads = self._take_lead(leader)
-            self._known = session.id if leads else self._known
-        return leads
-
-    def look_again(self) -> None:
-        """Let `leads` ask who leads the next time."""
-        self._look_at = -inf
-
-    def _take_lead(self, leader: SessionRecord | None) -> bool:
-        """Lead, unless `leader` or somebody quicker does."""
-        self._round = None  # whoever led in between has notes of his own
-        if leader is None:
-            return self._meta.deletion.take_lead()
-        if self._watch.dead([leader]):
-            return self._meta.deletion.take_lead(believed_dead=leader.id)
-        return False
+    def waiting(self) -> bool:
+        """Whether a turn could go on at once."""
+        return self.unfinished or self._trash.unfinished
 
     def turn(self, alone: bool = False) -> None:
-        """End dead sessions, empty the trash, and move the deletion round on by a step.
+        """Empty the trash, and move the deletion round on by a step.
 
         `alone`: nobody opens or reads anything here any more, so there is no news to wait for.
         """
-        if self._clock() >= self._watch_at:
-            self._watch_at = self._clock() + LOOK_S
-            self._end_dead_sessions()
+        if self._term != self._lead.term:  # whoever led in between has notes of his own
+            self._term, self._round = self._lead.term, None
         self._trash.turn()
         self._discard_clones()
         self._tidy()
@@ -176,21 +118,15 @@ class Leader:
         number = self._round.number
         if number is None:
             self._round = None  # we lead no longer
-            self.look_again()
+            self._lead.look_again()
             return
         self._confirm()
         if all(each.confirmed >= number for each in self._meta.sessions.all()):
             # in an older state what was dead may live
-            if self._round.lineage == self._meta.deletion.lineage():
-                self._finish(self._round)
-            self._round = None
-
-    def _end_dead_sessions(self) -> None:
-        assert self._meta.session is not None, "call it between start and stop"
-        for sid in self._watch.dead(self._meta.sessions.all()):
-            if sid != self._meta.session.id:
-                log.warning("session %d has not been heard of for %.0f s: ended", sid, LEASE_S)
-                self._meta.sessions.end(sid)
+            same = self._round.lineage == self._meta.deletion.lineage()
+            self.unfinished = same and not self._finish(self._round)
+            if not self.unfinished:
+                self._round = None
 
     def _discard_clones(self) -> None:
         """Remove deleted snapshots, and what died with its builder or is filled by nobody."""
@@ -200,7 +136,7 @@ class Leader:
         self._clones_at = now + CLONES_EVERY_S
 
         def enough() -> bool:
-            return self._stopping() or self._clock() > now + DISCARD_S
+            return self._stopping() or self._clock() > now + TURN_S
 
         for building in clones.abandoned(self._meta):
             try:
@@ -233,28 +169,44 @@ class Leader:
     def _held(self) -> set[Ino]:
         return self._meta.deletion.held_orphans(each.id for each in self._meta.sessions.all())
 
-    def _finish(self, agreed: _Round) -> None:
-        """Delete; where it fails half way the next turn does all of it again."""
+    def _finish(self, agreed: _Round) -> bool:
+        """Delete; False where something is left for the next turn. Raises: StoreError; what was
+        not done by then the next turn does again."""
+        until = self._clock() + TURN_S
         if agreed.orphans:
             held = self._held()
-            free = [ino for ino in agreed.orphans if ino not in held]
-            self._meta.deletion.purge(free)
-            self.purged += len(free)
-            agreed.orphans = []
+            agreed.orphans = [ino for ino in agreed.orphans if ino not in held]
+        while agreed.orphans:
+            if self._stopping() or self._clock() > until:
+                return False
+            step = agreed.orphans[:PURGE_STEP]
+            self._meta.deletion.purge(step)
+            self.purged += len(step)
+            del agreed.orphans[:PURGE_STEP]
         assert agreed.number is not None, "all have confirmed it"
-        for batch in _batches(agreed.dead):
-            uses = self._meta.deletion.last_uses(agreed.number, batch)
-            if uses is None:
-                return  # somebody else leads by now
-            thin = self._meta.packing.thin(batch, uses.shared) if uses.shared else []
-            parts = self._pool.parts(uses.gone)
-            self._pool.run_all([partial(self._delete, part) for part in parts])
-            if self._stopping():
-                return  # the next leader begins anew
-            self.deleted += len(uses.gone)
-            self._meta.deletion.forget_dead(batch, uses.shared)
-            for segment in thin:
-                self.on_thin(self._meta.packing.still_in(segment))
+        while agreed.dead:
+            if self._stopping() or self._clock() > until:
+                return False
+            batch, agreed.dead = first_of(agreed.dead)
+            if not self._drop(agreed.number, batch):
+                return True
+        return True
+
+    def _drop(self, number: int, batch: Drops) -> bool:
+        """Delete what nobody uses of dropped slices; False where others are to do it."""
+        uses = self._meta.deletion.last_uses(number, batch)
+        if uses is None:
+            return False  # somebody else leads by now
+        thin = self._meta.packing.thin(batch, uses.shared) if uses.shared else []
+        parts = self._pool.parts(uses.gone)
+        self._pool.run_all([partial(self._delete, part) for part in parts])
+        if self._stopping():
+            return False  # the next leader begins anew
+        self.deleted += len(uses.gone)
+        self._meta.deletion.forget_dead(batch, uses.shared)
+        for segment in thin:
+            self.on_thin(self._meta.packing.still_in(segment))
+        return True
 
     def _delete(self, slices: Sequence[tuple[SliceId, int]]) -> None:
         """Runs on a thread of the pool."""
@@ -262,18 +214,24 @@ class Leader:
             self._blocks.delete(slices)
 
 
-def _batches(drops: Drops) -> Iterator[Drops]:
-    """`drops` in parts whose deletion is recorded together."""
-    batch: dict[bytes, list[tuple[SliceId, int]]] = {}
-    size = 0
+def first_of(drops: Drops) -> tuple[Drops, Drops]:
+    """`drops` in two: what is dealt with together, and the rest.
+
+    Of a field that has more it is what was dropped first.
+    """
+    first: dict[bytes, list[tuple[SliceId, int]]] = {}
+    rest = dict(drops)
+    room = FORGET_BATCH
     for field, dead in drops.items():
-        if batch and size + 1 + len(dead) > FORGET_BATCH:
-            yield batch
-            batch, size = {}, 0
-        batch[field] = dead
-        size += 1 + len(dead)
-    if batch:
-        yield batch
+        if room <= 1:
+            break
+        first[field] = dead[: room - 1]
+        room -= 1 + len(first[field])
+        if len(first[field]) == len(dead):
+            del rest[field]
+        else:
+            rest[field] = dead[len(first[field]) :]
+    return first, rest
 
 
 def _nobody(_: list[Small]) -> None:

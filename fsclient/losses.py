@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -88,9 +88,9 @@ class Lost(NamedTuple):
         return f"data written to {self.first}{more} could not be stored and are lost: {self.why}"
 
 
-def _has_names(ino: Ino, fields: Mapping[bytes, bytes]) -> bool:
+def _has_names(ino: Ino, records: Sequence[bytes | None]) -> bool:
     """Whether a file is there: one without names goes when its mounts have noticed."""
-    a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
+    a, v = records
     return a is not None and v is not None and schema_inode.unpack_inode(ino, a, v).nlink > 0
 
 
@@ -130,8 +130,8 @@ class Losses:
             return None
         try:
             rows = [schema.inode_row(ino) for ino, _ in found]
-            there = zip(found, store.read_rows(rows), strict=True)
-            left = [each for each, fields in there if _has_names(each[0], fields)]
+            there = zip(found, store.read_many(rows, schema.ATTR_FIELDS), strict=True)
+            left = [each for each, records in there if _has_names(each[0], records)]
             if not left and not unnamed:
                 return None
             first, error = (left or found)[0]

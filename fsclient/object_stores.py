@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsclient.object_options import SHARD, rados_settings, s3_settings
@@ -76,9 +77,11 @@ def stacked(
 ) -> Stack:
     """`raw` with what a client puts around it."""
     pacing = pacing or Pacing()
-    adaptive = Adaptive(runtime, raw) if storage == "s3" else None
-    backoff = Backoff(total_s=pacing.timeout_s)
     leaving = runtime.event()
+    adaptive = None
+    if storage == "s3":
+        adaptive = Adaptive(runtime, raw, patience_s=pacing.timeout_s, leaving=leaving)
+    backoff = Backoff(total_s=pacing.timeout_s)
     retrying = Retrying(runtime, adaptive or raw, backoff, leaving)
     metered = Metered(runtime, retrying)
     store: ObjectStore = metered
@@ -97,6 +100,27 @@ def directories(settings: VolumeFormat) -> list[str]:
     """Every directory in which a volume keeps objects as files."""
     root = data_directory(settings)
     return [] if root is None else [_numbered(root, n) for n in range(max(1, settings.shards))]
+
+
+def disk_room(settings: VolumeFormat) -> Callable[[], float]:
+    """What tells how many bytes more a volume can put into its directories.
+
+    It tells `inf` where the file system does not say, or is away: then writing finds out.
+    """
+    roots = directories(settings)
+
+    def room() -> float:
+        parts: dict[int, list[float]] = {}  # free bytes, once for each directory of a device
+        try:
+            for root in roots:
+                found = os.statvfs(root)
+                free = found.f_bavail * found.f_frsize if found.f_blocks else inf
+                parts.setdefault(os.stat(root).st_dev, []).append(free)
+        except OSError:
+            return inf
+        return min(min(each) * len(roots) / len(each) for each in parts.values())
+
+    return room
 
 
 def _numbered(bucket: str, number: int) -> str:

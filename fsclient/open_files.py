@@ -8,7 +8,7 @@ Attributes that were asked for before a commit of ours and used after it would t
 commit has brought. So `commits` counts them, truncations too, each after the store has it and
 before its bytes leave the writer: attributes are true with the overlay of that moment if the count
 is still the same. A length that is too small is asked about by the next read, one that is too large
-is believed: in doubt it is the smaller one.
+by a read that finds zeros there: in doubt it is the smaller one.
 
 Threading: the table is guarded by its lock; an `OpenFile` is used by many threads at once, its
 writer has its own locks and its other fields are replaced whole.
@@ -19,17 +19,19 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from fsclient.atimes import Atimes
 from fsclient.listing import Listing
 from fsclient.nameless import Nameless
 from fsdata.reader import FileReader
-from fsdata.writer import FileWriter, WriteSide
+from fsdata.write_side import WriteSide
+from fsdata.writer import FileWriter
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.runtime import Lock, Runtime
+from fsmeta.schema import INODE_PREFIX, id_of
 from fsmeta.types import ROOT_CALLER, Attr, Caller, Ino, Slice
 
 CHUNKS_TTL_S: Final = 1.0  # how long slices are believed where the store does not vouch
@@ -46,17 +48,24 @@ class OpenFile:
         self.writer: FileWriter | None = None  # made under the table's lock, once
         self.length = 0  # committed, as far as we know; a read beyond asks; written under _lock
         self.commits = 0  # of ours to this file; written under _lock
+        self.unsure = False  # slices were read since `length` was asked for, and may be newer
         # who wrote last without CAP_FSETID; each commit drops S_ISUID then, until chmod(2) sets it
         self.unprivileged: Caller | None = None
         self.mtime_ns = 0  # of the last write
         self.direct = 0  # handles that write past the kernel's pages; guarded by the table
         self.mixed = False  # and others have the file open; guarded by the table
+        self.paged = False  # since it is open the kernel has filled pages of it
         self.lost: frozenset[int] = frozenset()  # handles whose locks went with our session
         self.renames = 0  # of a directory: how often this mount has begun to change names in it
         self._lock = lock  # the table's
         self._meta = meta
         self._clock = runtime.monotonic
         self._chunks: dict[int, tuple[float, list[Slice]]] = {}  # replaced entry by entry
+
+    def ask_length(self) -> int:
+        """The attributes are about to be asked for; what `learn` is to be given with them."""
+        self.unsure = False
+        return self.commits
 
     def learn(self, attr: Attr, commits: int) -> bool:
         """The store says `attr`: what is known from before may be old.
@@ -137,6 +146,7 @@ class OpenFile:
         That happens to who lost its lease, and so what it held open.
         """
         slices = self._meta.read_chunk(self.ino, index)
+        self.unsure = True
         if not slices:
             self._meta.getattr(ROOT_CALLER, self.ino)
         return slices
@@ -202,6 +212,19 @@ class OpenFiles:
         self._forgotten = 0  # the latest that `_closed` had no room for; guarded by _lock
         self.locked: set[Ino] = set()  # whose locks somebody here has asked for
         self.on_last: Callable[[OpenFile], object] = bool  # a file is closed; under the lock
+        meta.on_change(self._changed, first=True)  # the kernel, once told, reads anew
+
+    def _changed(self, rows: Sequence[bytes] | None) -> None:
+        """Others have changed `rows` (None: perhaps all): what was read of them is old."""
+        if not self._files:
+            return
+        inos = (
+            self._files if rows is None else [id_of(row) for row in rows if row[:1] == INODE_PREFIX]
+        )
+        for ino in list(inos):
+            file = self._files.get(Ino(ino))
+            if file is not None:
+                file.forget_chunks()
 
     def enter(self, ino: Ino, flags: int) -> tuple[int, FileHandle]:
         """A new handle of a file; its file knows nothing yet if it was not open."""

@@ -1,7 +1,8 @@
-"""S_ISUID and S_ISGID, where it matters which groups a caller is in: FUSE does not say, /proc does.
+"""What a caller may by its groups and capabilities: FUSE does not say, /proc does.
 
-Called by `FileIO` when a request may drop the bits, which is seldom asked for: the kernel sends it
-before a write only if there are bits to be dropped. `Cloner` asks for groups, too. Any thread.
+Called by `FileIO` when a request may drop S_ISUID or S_ISGID, which is seldom asked for: the kernel
+sends it before a write only if there are bits to be dropped. By `VFS` where the sticky bit forbids
+what the kernel has allowed. `Cloner` asks for groups, too. Any thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fsmeta.types import Attr, Caller, SetAttr
 
 JUST_DROP: Final = SetAttr(kill_suid=True)
 DROP_SETGID: Final = JUST_DROP._replace(kill_sgid=True)
+_CAP_FOWNER: Final = 1 << 3  # linux/capability.h
 
 
 def leaves_setgid(caller: Caller, before: Attr, mode: int) -> bool:
@@ -54,11 +56,30 @@ def groups_of(pid: int) -> frozenset[int] | None:
 
     It waits for our answer, so it is there, unless it runs where we don't see its number (0).
     """
+    words = _status(pid, b"Groups:")
+    return None if words is None else frozenset(map(int, words))
+
+
+def overruling(caller: Caller, error: OSError) -> Caller:
+    """Whom `caller` is to be taken for where the sticky bit forbids what its kernel has allowed.
+
+    Raises: `error` where it was for another reason, and for who has no CAP_FOWNER.
+    """
+    if error.errno != errno.ESTALE or not caller.checked or caller.uid == 0:
+        raise error
+    words = _status(caller.pid, b"CapEff:")
+    if words is None or not int(words[0], 16) & _CAP_FOWNER:
+        raise error
+    return caller._replace(uid=0)
+
+
+def _status(pid: int, name: bytes) -> list[bytes] | None:
+    """A field of /proc/PID/status."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             for line in status:
-                if line.startswith(b"Groups:"):
-                    return frozenset(map(int, line.split()[1:]))
+                if line.startswith(name):
+                    return line.split()[1:]
     except OSError:
         pass
     return None

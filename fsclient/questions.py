@@ -13,9 +13,9 @@ from typing import Final
 from fsclient import snapshot_view
 from fsclient.cloner import CLONE_XATTR, Cloner
 from fsclient.describe import describe, page_of
-from fsclient.durable import DURABLE_XATTR, ask_durable
-from fsclient.file_io import FileIO
+from fsclient.durable import DURABLE_XATTR, Durable
 from fsclient.filesystem import REMOUNTED_XATTR
+from fsclient.later import Later
 from fsclient.warmer import WARM_XATTR, Warmer
 from fsclient.writeback import WriteBack
 from fsmeta.engine import Meta
@@ -27,12 +27,17 @@ OWN_XATTRS: Final = b"user.slicefs."
 class Questions:
     """Who answers which."""
 
-    def __init__(self, meta: Meta, io: FileIO, cloner: Cloner) -> None:
+    def __init__(self, meta: Meta, cloner: Cloner, durable: Durable) -> None:
         self._meta = meta
-        self._io = io
+        self.durable = durable
         self.cloner = cloner
         self.warmer: Warmer | None = None  # set before anything is served
         self.on_remount: Callable[[], object] = bool  # the kernel's flags of the mount have changed
+
+    def close(self) -> None:
+        """End what was asked for and is under way."""
+        self.cloner.close()
+        self.durable.close()
 
     def ask(self, caller: Caller, root: Ino, ino: Ino, name: bytes, value: bytes) -> bool:
         """Whether who sets `name` asks for something. Raises: as the one who does it."""
@@ -40,6 +45,15 @@ class Questions:
             return False
         self.cloner.ask(caller, root, ino, name, value)
         return True
+
+    def later(self, ino: Ino, name: bytes, durable: WriteBack | None) -> Later[bytes] | None:
+        """What is asked with `name`, where the answer takes a while; else None: `answer` has it.
+
+        Raises: as `answer`.
+        """
+        if not name.startswith(DURABLE_XATTR):
+            return None
+        return self.durable.later(durable, ino, name)
 
     def answer(
         self, caller: Caller, ino: Ino, name: bytes, durable: WriteBack | None
@@ -51,9 +65,9 @@ class Questions:
         if not name.startswith(OWN_XATTRS):
             return None
         if name.startswith(CLONE_XATTR):
-            return self.cloner.tell(name)
+            return self.cloner.tell(caller, name)
         if name.startswith(DURABLE_XATTR):
-            return ask_durable(self._meta, self._io, durable, ino, name)
+            return self.durable.tell(durable, ino, name)
         if name.startswith(WARM_XATTR) and self.warmer is not None:
             return self.warmer.answer(caller, ino, name)
         if name == snapshot_view.SNAPSHOT_XATTR:

@@ -108,7 +108,7 @@ def _names_of(meta: Meta, parents: dict[Ino, Ino]) -> dict[Ino, bytes]:
 
 def _path(ino: Ino, parents: dict[Ino, Ino], names: dict[Ino, bytes]) -> bytes:
     parts: list[bytes] = []
-    while ino in parents and len(parts) < quota.DEPTH_MAX:
+    while ino in parents and len(parts) <= len(parents):
         parts.append(names.get(ino, _UNKNOWN))
         ino = parents[ino]
     return b"/" + b"/".join(reversed(parts))

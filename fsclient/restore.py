@@ -11,10 +11,11 @@ own. Several, anywhere, may restore the same things.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from fsclient.paths import path_of
 from fsdata.pool import WorkerPool
 from fsmeta import access
 from fsmeta.engine import Meta
@@ -23,9 +24,10 @@ from fsmeta.ops.rename import NOREPLACE, Place
 from fsmeta.runtime import Runtime
 from fsmeta.trash import Origin, hour_name, hour_of_name, is_trash, origin_of
 from fsmeta.trash_hours import hours, whole_name
-from fsmeta.types import NAME_MAX, ROOT_CALLER, ROOT_INO, Attr, Caller, Ino
+from fsmeta.types import NAME_MAX, ROOT_CALLER, ROOT_INO, Attr, Caller, Dentry, FileType, Ino
 
 BEAT_S: Final = 5.0  # as mounts do, so that nobody takes us for dead
+_PATHS_MAX: Final = 1000  # directories that are looked for: each costs a listing of those above it
 _AT_ONCE: Final = 1000  # jobs that wait for a thread
 _GONE: Final = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)  # of the directory it was in
 _WHY: Final = {
@@ -43,6 +45,7 @@ class Trashed(NamedTuple):
     entry: bytes  # its name there
     origin: Origin  # with the whole name
     attr: Attr
+    path: str = ""  # where it was, as far as that can be found
 
 
 class Outcome(NamedTuple):
@@ -70,13 +73,14 @@ class Restorer:
     def _count(self, hour: Ino) -> int:
         return sum(len(names) for names in self._pages(hour))
 
-    def _pages(self, hour: Ino) -> Iterator[list[tuple[bytes, Ino]]]:
+    def _pages(self, hour: Ino) -> Iterator[list[Dentry]]:
         cursor: bytes | None = b""
         seen: set[bytes] = set()
         while cursor is not None:
             names, cursor = self._meta.names(hour, cursor)
-            fresh = [(name, ino) for name, ino, _ in names if name not in seen]
-            seen.update(name for name, _ in fresh)
+            self._beat()  # an hour may have millions
+            fresh = [each for each in names if each.name not in seen]
+            seen.update(each.name for each in fresh)
             yield fresh
 
     def of_hour(self, name: str) -> list[Trashed]:
@@ -87,11 +91,11 @@ class Restorer:
         found = [each for page in self._pages(hour) for each in self._look(hour, page)]
         if not found:
             raise ConfigError(f"{name}: the trash has nothing of that hour")
-        return found
+        return self._with_paths(found)
 
-    def _look(self, hour: Ino, page: Sequence[tuple[bytes, Ino]]) -> Iterator[Trashed]:
-        attrs = self._meta.attrs([ino for _, ino in page])
-        for entry, ino in page:
+    def _look(self, hour: Ino, page: Sequence[Dentry]) -> Iterator[Trashed]:
+        attrs = self._meta.attrs([each.ino for each in page])
+        for entry, ino, _ in page:
             origin = origin_of(entry)
             if origin is None or ino not in attrs:
                 continue  # it has just gone
@@ -116,12 +120,57 @@ class Restorer:
             found = [
                 each
                 for page in self._pages(hour)
-                for each in self._look(hour, [one for one in page if _is_of(one[0], ino, name)])
+                for each in self._look(hour, [one for one in page if _is_of(one.name, ino, name)])
                 if each.origin.name == name
             ]
             if found:
                 return max(found, key=lambda each: each.attr.ctime_ns)
         raise ConfigError(f"{path}: nothing of that name is in the trash")
+
+    def tree(self, path: str) -> list[Trashed]:
+        """`of_path`, and if that is a directory what was in it and is in the trash, by path.
+
+        Of several things that had one name only the last one. Raises: ConfigError.
+        """
+        top = self.of_path(path)
+        found = {top.attr.ino: top}
+        wanted = {top.attr.ino} if top.attr.is_dir else set()
+        known = -1
+        while wanted and known != len(found):  # mostly once: who removes a tree begins below
+            known = len(found)
+            for hour in reversed(hours(self._meta)):
+                for page in self._pages(hour):
+                    inside = [each for each in page if _is_below(each, wanted, found)]
+                    wanted.update(each.ino for each in inside if each.type is FileType.DIR)
+                    found.update((each.attr.ino, each) for each in self._look(hour, inside))
+        return self._with_paths(_reached(top, list(found.values())))
+
+    def _with_paths(self, things: Sequence[Trashed]) -> list[Trashed]:
+        """These, sorted by where they were."""
+        by_ino = {each.attr.ino: each for each in things}
+        known: dict[Ino, str] = {}
+
+        def directory(ino: Ino) -> str:
+            way: list[Ino] = []
+            while ino in by_ino and ino not in known and ino not in way:
+                way.append(ino)
+                ino = by_ino[ino].origin.parent
+            if ino not in known:
+                named = len(known) < _PATHS_MAX
+                path = path_of(self._meta.store, ino) if named else f"inode {ino}"
+                known[ino] = "" if ino == ROOT_INO else path
+            for each in reversed(way):
+                above = known[by_ino[each].origin.parent]
+                known[each] = f"{above}/{by_ino[each].origin.name.decode(errors='replace')}"
+            return known[way[0] if way else ino]
+
+        placed = [
+            each._replace(
+                path=f"{directory(each.origin.parent)}/{each.origin.name.decode(errors='replace')}"
+            )
+            for each in things
+        ]
+        return sorted(placed, key=lambda each: (each.path, each.attr.ctime_ns))
 
     # --- putting back ----------------------------------------------------------------------------
 
@@ -211,6 +260,24 @@ class Restorer:
             self._beaten = now if due else self._beaten
         if due:
             self._meta.sessions.beat(*self._meta.sessions.round_and_floor())
+
+
+def _is_below(each: Dentry, directories: set[Ino], found: Container[Ino]) -> bool:
+    """Whether something in the trash was in one of some directories, and was not found yet."""
+    origin = origin_of(each.name)
+    return origin is not None and origin.parent in directories and each.ino not in found
+
+
+def _reached(top: Trashed, things: Sequence[Trashed]) -> list[Trashed]:
+    """`top` and what of `things` was below it; of those with one name the last one."""
+    last: dict[Ino, dict[bytes, Trashed]] = {}
+    for each in sorted(things, key=lambda each: each.attr.ctime_ns):
+        last.setdefault(each.origin.parent, {})[each.origin.name] = each
+    out = [top]
+    for each in out:
+        if each.attr.is_dir:
+            out += last.get(each.attr.ino, {}).values()
+    return out
 
 
 def _is_of(entry: bytes, parent: Ino, name: bytes) -> bool:

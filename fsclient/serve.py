@@ -39,6 +39,7 @@ from fsdata.budget import BUFFER_BYTES
 from fsmeta.errors import ConfigError, Rewound, StoreError
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.transact import DEADLINE_S
+from fsmeta.types import ROOT_INO
 from fsmeta.urls import shown_url
 
 log = logging.getLogger(__name__)
@@ -108,8 +109,11 @@ def serve(request: MountRequest, teller: Teller) -> int:
         request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc
     )
     try:
-        for warning in require_sound(request.meta, store):
+        review = require_sound(request.meta, store)
+        for warning in review.warnings:
             log.warning("%s", warning)
+        for note in review.notes:
+            log.info("%s", note)
         with naming(request.meta):
             client = Client(store, runtime, options, offer=request.offer, step=teller.step)
         if request.staging.options is None:
@@ -125,10 +129,7 @@ def serve(request: MountRequest, teller: Teller) -> int:
     except BaseException:
         store.close()
         raise
-    try:
-        return _serve_mounted(client, mounted, request, idle, runtime, teller)
-    finally:
-        os.close(mounted.fd)
+    return _serve_mounted(client, mounted, request, idle, runtime, teller)
 
 
 def _serve_mounted(
@@ -139,12 +140,13 @@ def _serve_mounted(
     runtime: Runtime,
     teller: Teller,
 ) -> int:
+    """The exit code."""
     trace = logging.getLogger("slicefs.request").debug if request.debug else None
     acl = kernel_options(request.options).acl
     client.vfs.xattrs.acls = client.meta.has_acls() if acl is None else acl
     config = SessionConfig(
         threads=request.threads,
-        wants=KernelWants(acl=client.vfs.xattrs.acls),
+        wants=KernelWants(acl=client.vfs.xattrs.acls, export=client.vfs.root == ROOT_INO),
         trace=trace,
         on_corrupt=_freezer(client),
         idle=idle,
@@ -152,10 +154,28 @@ def _serve_mounted(
     )
     session = Session(mounted, client.vfs, runtime, config)
     try:
+        return _serve_session(session, client, mounted, request, idle, runtime, teller)
+    finally:
+        if not session.left:  # else its workers use it, and the process is about to end
+            os.close(mounted.fd)
+
+
+def _serve_session(
+    session: Session,
+    client: Client,
+    mounted: kernel.Mounted,
+    request: MountRequest,
+    idle: IdlePolling,
+    runtime: Runtime,
+    teller: Teller,
+) -> int:
+    try:
         client.start()
         agreed = session.start()
         kernel.raise_readahead(mounted.mountpoint)
-        client.vfs.coherence.start(session.notifier)
+        client.vfs.coherence.start(session.notifier, session.under_way)
+        past_pages = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)  # both came with Linux 6.6
+        client.vfs.io.direct.obey(agreed.minor, drops_before=past_pages)
         _write_directly(client, agreed)
         client.vfs.locks.start(session)
         client.vfs.questions.on_remount = lambda: _obey_flags(client, mounted.mountpoint)
@@ -228,7 +248,8 @@ def _fail_on_signal() -> None:
 class Ending:
     """The signals that end programs unmount; a mount in use is detached when nobody is served.
 
-    What others hold of it in mount namespaces of their own is left without a client.
+    What others hold of it in mount namespaces of their own is left without a client. A second
+    signal does not wait for anything but that what was written is stored.
 
     A signal may come to any thread, and Python calls handlers in the main thread, when that runs
     again: it waits for the session, which does not end. So signals are read from a pipe.
@@ -238,6 +259,7 @@ class Ending:
         self._session = session
         self._mountpoint = mountpoint
         self._info = kernel.find_mount(mountpoint)
+        self._runtime = runtime
         self._begun = False
         self._done = runtime.event()
         told, tell = os.pipe2(os.O_CLOEXEC)
@@ -253,10 +275,15 @@ class Ending:
             self._done.wait()
 
     def _listen(self, told: int) -> None:
-        while (number := os.read(told, 1)[0]) not in _ENDING:
-            pass
+        _await_signal(told)
         self._begun = True
-        log.info("%s: unmounting", signal.Signals(number).name)
+        self._runtime.spawn("unmount", self._end)
+        _await_signal(told)
+        if not self._session.wait(0):
+            log.info("a second signal: not waiting for who still uses the mount")
+            self._session.leave()
+
+    def _end(self) -> None:
         try:
             self._unmount()
         finally:
@@ -272,7 +299,8 @@ class Ending:
             self._session.wait()  # its workers are woken through the mount: detached after that
             _detach(self._mountpoint)
             return
-        if self._info is not None and not self._session.wait(LEAVE_S):
+        gone = self._session.wait(LEAVE_S) and not self._session.left
+        if self._info is not None and not gone:
             _leave_holder(self._session, self._info)
 
 
@@ -282,6 +310,15 @@ def _leave_holder(session: Session, info: kernel.MountInfo) -> None:
         log.warning("unmounted, but %s; it is left without a client", holder)
         session.stop(holder.path)
         return
+    pins = "; ".join(kernel.find_pins()) or "something that has no name keeps the mount"
+    log.warning("unmounted, but %s; what is left of it has no client", pins)
+    session.leave()
+
+
+def _await_signal(told: int) -> None:
+    while (number := os.read(told, 1)[0]) not in _ENDING:
+        pass
+    log.info("%s: unmounting", signal.Signals(number).name)
 
 
 def _detach(mountpoint: str) -> None:

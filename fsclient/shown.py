@@ -2,7 +2,7 @@
 
 Of a file that is being written here the kernel may believe nothing: it invalidates `st_blocks` when
 it sends a write, and not when we commit it. For how long it may believe the others, `Coherence`
-says.
+says. What is in the trash has no link, as if there were no trash: programs test it.
 
 Called by `VFS`, with attributes that have just been asked for. A file that was closed meanwhile is
 asked for once more: they may be from before its last commit, and what was laid over is gone.
@@ -16,19 +16,23 @@ from collections.abc import Sequence
 
 from fsclient.coherence import Coherence
 from fsclient.filesystem import Entry, Stat
+from fsclient.lookups import Lookups
 from fsclient.open_files import OpenFiles
 from fsmeta.engine import Meta
-from fsmeta.trash import is_trash
+from fsmeta.trash import TRASH_INO, is_trash
 from fsmeta.types import ROOT_CALLER, Attr, Dentry, Ino
 
 
 class Shown:
     """Attributes and entries as this mount sees them."""
 
-    def __init__(self, meta: Meta, files: OpenFiles, coherence: Coherence) -> None:
+    def __init__(
+        self, meta: Meta, files: OpenFiles, coherence: Coherence, lookups: Lookups
+    ) -> None:
         self._meta = meta
         self._files = files
         self._coherence = coherence
+        self._lookups = lookups
 
     def now(self) -> int:
         """To be asked before attributes are, and given along with them: what is new needs none."""
@@ -48,11 +52,25 @@ class Shown:
     def stat(self, attr: Attr, asked: int | None = None) -> Stat:
         """The attributes of an inode."""
         attr, written = self._latest(attr, asked)
+        if attr.parent >= TRASH_INO:
+            attr = _unlinked(attr)
         return Stat(attr, 0.0) if written else self._coherence.stat(attr)
 
     def entry(self, parent: Ino, name: bytes, attr: Attr, asked: int | None = None) -> Entry:
-        """What `name` leads to."""
+        """What `name` leads to; it counts as a lookup."""
+        self._lookups.add(attr.ino)
+        return self._entry(parent, name, attr, asked)
+
+    def unnamed(self, attr: Attr, asked: int) -> Entry:
+        """An inode that was looked up by its number; it counts as a lookup."""
+        self._lookups.add(attr.ino)
+        shown, ttl = self.stat(attr, asked)
+        return Entry(shown, 0.0, ttl)
+
+    def _entry(self, parent: Ino, name: bytes, attr: Attr, asked: int | None) -> Entry:
         attr, written = self._latest(attr, asked)
+        if attr.parent >= TRASH_INO:  # since it was looked up
+            attr = _unlinked(attr)
         entry = self._coherence.entry(parent, name, attr)
         return entry._replace(attr_ttl=0.0) if written else entry
 
@@ -64,6 +82,7 @@ class Shown:
         asked = self.now()
         attrs = self._meta.attrs([child for _, child, _ in unknown])
         found = [(name, attrs[child]) for name, child, _ in unknown if child in attrs]
+        self._lookups.add_all([attr.ino for _, attr in found])
         entries = self._coherence.entries(ino, found)
         inos = set(self._files.open_among(attrs))
         if self.now() != asked:
@@ -71,5 +90,10 @@ class Shown:
         if inos:
             for name, attr in found:
                 if attr.ino in inos:
-                    entries[name] = self.entry(ino, name, attr, asked)
+                    entries[name] = self._entry(ino, name, attr, asked)
         return [entries.get(name) for name, _, _ in names]
+
+
+def _unlinked(attr: Attr) -> Attr:
+    """What went to the trash has no link for programs that have it open; hours are as they are."""
+    return attr if is_trash(attr.ino) else attr._replace(nlink=0)

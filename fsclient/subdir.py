@@ -12,7 +12,6 @@ import os
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError
-from fsmeta.quota import DEPTH_MAX
 from fsmeta.sealed import shelf_of
 from fsmeta.types import NO_PARENT, ROOT_CALLER, ROOT_INO, Caller, Ino
 
@@ -49,11 +48,13 @@ def require_way(meta: Meta, caller: Caller, root: Ino, directory: Ino) -> None:
     attr = meta.getattr(caller, directory)
     if not attr.is_dir:
         raise OSError(errno.ENOTDIR, "no directory")
-    for _ in range(DEPTH_MAX):
+    seen: set[Ino] = set()
+    while attr.ino not in seen:
         if attr.ino == root:
             return
-        if attr.parent in (NO_PARENT, attr.ino):
+        if attr.parent == NO_PARENT:
             break
+        seen.add(attr.ino)
         attr = meta.getattr(caller, attr.parent)
         meta.require(caller, attr, access.EXECUTE)
     raise OSError(errno.EACCES, f"no way leads from inode {root} to {directory}")

@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from fsclient.steady_clock import SteadyClock
 from fsmeta.engine import Meta
 from fsmeta.runtime import Runtime
 from fsmeta.trash import hour_at
-from fsmeta.trash_hours import FORGET_S, expire, forget, hours
+from fsmeta.trash_hours import FORGET_S, expiring, forget, hours
 from fsmeta.types import Ino
 
 LOOK_EVERY_S: Final = 10.0
+TURN_S: Final = 2.0  # then other work has its turn, and this goes on with the next one
 FULL: Final = 0.95  # of a limit
 ROOMY: Final = 0.90
 HOURS_A_DAY: Final = 24
@@ -33,7 +35,10 @@ class TrashKeeper:
         self._meta = meta
         self._runtime = runtime
         self._stopping = stopping
+        self._clock = SteadyClock(meta.now_ns, runtime.monotonic)
         self._looked = -LOOK_EVERY_S
+        self._until = 0.0  # when this turn is over
+        self.unfinished = False  # it was over too early
         self._emptied: dict[Ino, tuple[bytes, float]] = {}  # what was noted of it then, and when
         self.expired = 0  # inodes
 
@@ -43,7 +48,9 @@ class TrashKeeper:
         if now - self._looked < LOOK_EVERY_S:
             return
         self._looked = now
-        current = hour_at(self._runtime.now_ns())
+        self._until = now + TURN_S
+        self.unfinished = False
+        current = hour_at(self._clock.now_ns())
         kept = HOURS_A_DAY * self._meta.format.trash_days
         found = hours(self._meta)
         for hour in self._emptied.keys() - found.keys():
@@ -60,12 +67,20 @@ class TrashKeeper:
 
     def _empty(self, hour: Ino, noted: bytes, enough: Callable[[], bool]) -> None:
         """Delete what is in an hour's directory, a page at a time."""
-        while not self._stopping() and not enough():
-            count = expire(self._meta, hour)
-            self.expired += count
-            if not count:
-                self._forget(hour, noted)
+        if self._is_late() or enough():
+            return
+        for gone in expiring(self._meta, hour):
+            self.expired += gone
+            if self._is_late() or enough():
                 return
+        self._forget(hour, noted)
+
+    def _is_late(self) -> bool:
+        """Whether the rest is for another turn, which may be the next one."""
+        if self._runtime.monotonic() <= self._until:
+            return self._stopping()
+        self._looked, self.unfinished = -LOOK_EVERY_S, True
+        return True
 
     def _is_known_empty(self, hour: Ino, noted: bytes) -> bool:
         return 0 <= self._empty_s(hour, noted) < FORGET_S

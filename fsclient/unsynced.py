@@ -12,6 +12,7 @@ Threading: any method from any thread; one lock, a leaf.
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from typing import Final, TypeAlias
 
@@ -72,16 +73,29 @@ class Unsynced:
                 oldest, _ = self._files.popitem(last=False)
                 self._dropped = max(self._dropped, oldest)
 
-    def sync(self, file: OpenFile) -> None:
+    def sync_all(self) -> None:
+        """`sync` for all files that were closed, but those that there was no room for.
+
+        Raises: StoreError.
+        """
+        with self._lock:
+            inos = list(self._files)
+        for ino in inos:
+            try:
+                self.sync(ino)
+            except OSError as error:
+                if error.errno != errno.ESTALE:  # it was deleted
+                    raise
+
+    def sync(self, ino: Ino) -> None:
         """Make what was written before this open survive a loss of power. Raises: StoreError."""
-        ino = file.ino
         with self._lock:
             left = self._files.get(ino)
             if left is None and ino <= self._dropped:
                 left = self._files[ino] = _Left(None)
         if left is None or left.slices == ():
             return
-        self._blocks.sync(self._all(file) if left.slices is None else left.slices)
+        self._blocks.sync(self._all(ino) if left.slices is None else left.slices)
         with self._lock:
             if self._files.get(ino) is not left:
                 return  # more have come since
@@ -90,10 +104,10 @@ class Unsynced:
             else:
                 del self._files[ino]
 
-    def _all(self, file: OpenFile) -> Slices:
+    def _all(self, ino: Ino) -> Slices:
         """What a file lists."""
         found: dict[SliceId, int] = {}
-        for index in self._meta.ranges.chunks(file.ino):
-            found.update((each.id, each.size) for each in self._meta.read_chunk(file.ino, index))
+        for index in self._meta.ranges.chunks(ino):
+            found.update((each.id, each.size) for each in self._meta.read_chunk(ino, index))
         found.pop(SliceId(0), None)  # holes
         return tuple(found.items())

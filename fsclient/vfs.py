@@ -15,17 +15,21 @@ import os
 import stat
 from collections.abc import Sequence
 
-from fsclient import snapshot_view, trash_view
+from fsclient import exported, snapshot_view, trash_view
 from fsclient.atimes import Atimes
 from fsclient.cloner import Cloner
 from fsclient.coherence import Coherence
 from fsclient.data_side import DataSide
 from fsclient.directories import Directories
+from fsclient.durable import Durable
 from fsclient.file_io import FileIO
 from fsclient.file_ranges import FileRanges
 from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, Stat
+from fsclient.later import Later
 from fsclient.locks import FileLocks
+from fsclient.lookups import Lookups
 from fsclient.open_files import OpenFiles
+from fsclient.privileges import overruling
 from fsclient.questions import Questions
 from fsclient.shown import Shown
 from fsclient.virtual import VirtualFiles
@@ -51,11 +55,13 @@ class VFS:
         self.atimes = Atimes(meta, self.coherence, runtime)
         self.files = OpenFiles(meta, self.atimes, runtime)
         self.io = FileIO(meta, data, self.files, self.coherence, runtime)
-        self._shown = Shown(meta, self.files, self.coherence)
+        self.lookups = Lookups(runtime, self._gone)
+        self._shown = Shown(meta, self.files, self.coherence, self.lookups)
         self._directories = Directories(meta, self.files, self.coherence, runtime)
         self._ranges = FileRanges(meta, self.files, self.io)
         self.xattrs = Xattrs(meta)
-        self.questions = Questions(meta, self.io, Cloner(meta, self.io, self.coherence, runtime))
+        cloner = Cloner(meta, self.io, self.coherence, runtime)
+        self.questions = Questions(meta, cloner, Durable(meta, self.io, runtime))
         self.locks = FileLocks(meta, self.io, self.files, self.coherence, runtime)
         self.cancel = self.locks.cancel
         self._virtual = virtual
@@ -91,6 +97,9 @@ class VFS:
     # --- names -----------------------------------------------------------------------------------
 
     def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
+        if name in exported.DOTS:
+            asked = self._shown.now()
+            return self._shown.unnamed(exported.find(self._meta, parent, name), asked)
         if parent == self.root:
             if self._virtual.has(name):
                 return self._virtual.lookup(name)
@@ -99,6 +108,7 @@ class VFS:
         elif parent >= TRASH_INO:
             entry = trash_view.lookup(self._meta, caller, parent, name)
             if entry.attr is not None:
+                self.lookups.add(entry.attr.ino)
                 self._nameless.note(entry.attr)
             return entry
         asked = self._shown.now()
@@ -115,7 +125,9 @@ class VFS:
         return self._shown.entry(parent, name, attr, asked)
 
     def forget(self, ino: Ino, lookups: int) -> None:
-        del lookups
+        self.lookups.forget(ino, lookups)
+
+    def _gone(self, ino: Ino) -> None:
         self._nameless.drop(ino)
         self.coherence.forget(ino)
 
@@ -147,7 +159,11 @@ class VFS:
 
     def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         self._begin_change(parent, name)
-        self._nameless.note(self._meta.unlink(caller, parent, name))
+        try:
+            removed = self._meta.unlink(caller, parent, name)
+        except OSError as error:
+            removed = self._meta.unlink(overruling(caller, error), parent, name)
+        self._nameless.note(removed)
 
     def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         if is_shelf(parent):
@@ -155,7 +171,11 @@ class VFS:
             remove_snapshot(self._meta, caller, parent, name)
             return
         self._begin_change(parent, name)
-        self._nameless.note(self._meta.rmdir(caller, parent, name))
+        try:
+            removed = self._meta.rmdir(caller, parent, name)
+        except OSError as error:
+            removed = self._meta.rmdir(overruling(caller, error), parent, name)
+        self._nameless.note(removed)
 
     def rename(
         self,
@@ -169,7 +189,10 @@ class VFS:
         self._begin_change(parent, name)
         self._begin_change(new_parent, new_name)
         old, new = Place(parent, name), Place(new_parent, new_name)
-        replaced = self._meta.rename(caller, old, new, flags).replaced
+        try:
+            replaced = self._meta.rename(caller, old, new, flags).replaced
+        except OSError as error:
+            replaced = self._meta.rename(overruling(caller, error), old, new, flags).replaced
         if replaced is not None:
             self._nameless.note(replaced)
 
@@ -218,6 +241,10 @@ class VFS:
         if not self.questions.ask(caller, self.root, ino, name, value):
             self.xattrs.setxattr(caller, ino, name, value, flags, kill_sgid)
 
+    def question(self, caller: Caller, ino: Ino, name: bytes) -> Later[bytes] | None:
+        del caller
+        return None if self._virtual.owns(ino) else self.questions.later(ino, name, self.durable)
+
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         if self._virtual.owns(ino):
             raise OSError(errno.ENODATA, "a virtual file has no attributes")
@@ -243,7 +270,7 @@ class VFS:
 
     def statfs(self, caller: Caller, ino: Ino) -> StatFs:
         del caller
-        return self._meta.statfs(self.root if self._virtual.owns(ino) else ino)
+        return self.io.room.statfs(self.root if self._virtual.owns(ino) else ino)
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -299,11 +326,13 @@ class VFS:
             self._require_writable()
         return self.io.open(caller, ino, flags, kill_suid)
 
-    def read(self, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
+    def read(
+        self, caller: Caller, ino: Ino, fh: int, offset: int, size: int, past_pages: bool = False
+    ) -> Sequence[Buffer]:
         del caller
         if self._virtual.owns(ino):
             return self._virtual.read(fh, offset, size)
-        return self.io.read(fh, offset, size)
+        return self.io.read(fh, offset, size, past_pages)
 
     def write(
         self,
@@ -314,10 +343,17 @@ class VFS:
         data: memoryview,
         kill_suid: bool,
         append: bool = False,
+        past_pages: bool = False,
     ) -> int:
         del ino
         self._require_writable()
-        return self.io.write(caller, fh, offset, data, kill_suid, append)
+        return self.io.write(caller, fh, offset, data, kill_suid, append, past_pages)
+
+    def written_past_pages(
+        self, ino: Ino, fh: int, offset: int, size: int, o_direct: bool
+    ) -> Later[None] | None:
+        del ino
+        return self.io.written_past_pages(fh, offset, size, o_direct)
 
     def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
         del caller
@@ -370,6 +406,7 @@ class VFS:
         self._require_writable()
         mode = stat.S_IFREG | mode & 0o7777
         attr, opened = self._ranges.tmpfile(caller, parent, mode, flags, umask)
+        self.lookups.add(attr.ino)
         self._nameless.note(attr)
         return Entry(attr, 0.0, 0.0), opened
 
@@ -419,6 +456,9 @@ class VFS:
         self._meta.sync()
         if self.durable is not None:
             self.durable.require_whole(ino)
+
+    def syncfs(self) -> Later[None]:
+        return self.questions.durable.syncfs()
 
     def releasedir(self, ino: Ino, fh: int) -> None:
         del ino

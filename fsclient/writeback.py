@@ -21,7 +21,7 @@ from fsclient.open_files import OpenFiles
 from fsclient.publisher import Publisher
 from fsclient.staged_packer import StagedPacker
 from fsclient.staging_slot import take_slot
-from fsdata import staging_data, staging_log
+from fsdata import staging_log
 from fsdata.block_names import object_key
 from fsdata.geometry import block_count, block_length
 from fsdata.mem_cache import MemCache
@@ -30,6 +30,7 @@ from fsdata.objects import ObjectStore
 from fsdata.staging_data import Spot, StagingData
 from fsdata.staging_disk import DirectoryDisk, StagingDisk
 from fsdata.staging_log import StagingLog
+from fsmeta.backlog import Goal
 from fsmeta.cache import RowCache
 from fsmeta.engine import Meta
 from fsmeta.entry import EVERY, VERBS, Entry, Need, Rules, unpack
@@ -50,7 +51,6 @@ T = TypeVar("T")
 SYNC_S: Final = 1.0  # what is in the journal survives a loss of power so much later, unasked
 DRAIN_S: Final = 50.0  # the default of `--drain-timeout`: `umount` waits 60 s for the client
 JOURNAL_BITS: Final = 63
-ASIDE: Final = "aside-"  # how files begin of a journal that is not taken up
 RECOVERY_S: Final = 30.0  # for the disk to be read, or the store to say what it has
 
 
@@ -112,6 +112,7 @@ class WriteBack:
         self._published: Published
         self._started = False
         self.on_write = ignore_slices  # slices were published
+        self.on_published: Callable[[], object] = bool
         self.packer: StagedPacker | None = None
 
     def pack(
@@ -187,10 +188,7 @@ class WriteBack:
 
         It may be another one, where the metadata are older than it: so nothing is deleted.
         """
-        name = f"{ASIDE}{journal:016x}-"
-        for each in self._disk.names():
-            if each.startswith((staging_log.PREFIX, staging_data.PREFIX)):
-                self._patiently(partial(self._disk.rename, each, name + each))
+        name = self._patiently(partial(staging_log.set_aside, self._disk, journal))
         log.warning(
             "staging journal: the metadata know nothing of the one in %s: all of it was published, "
             "or they are older than it; it is not taken up, and is kept in files %s*: "
@@ -304,8 +302,7 @@ class WriteBack:
         if not self._started:
             return True  # what was found on the disk stays there
         deadline = self._runtime.monotonic() + self._options.drain_s
-        self.objects.hurry()
-        drained = self._store.settle(None, deadline)
+        drained = self.settle(None, self._options.drain_s)
         self._publisher.stop()
         self._reap()
         drained = drained and self.objects.await_empty(deadline)
@@ -410,6 +407,7 @@ class WriteBack:
 
     def _after_publication(self, outcomes: Sequence[tuple[Entry, bool]]) -> None:
         """Remove files of the log that only hold what the store has."""
+        self.on_published()
         for entry, as_meant in outcomes:
             if self.packer is not None:
                 self.packer.published(entry, as_meant)
@@ -442,6 +440,15 @@ class WriteBack:
         """See `Publishing`."""
         self.objects.hurry()
         return self._store.await_written(ino, since, upto, self._runtime.monotonic() + wait_s)
+
+    def goal(self, ino: Ino | None) -> Goal:
+        """What is accepted by now, of a file's or directory's domain; it is hurried up."""
+        self.objects.hurry()
+        return self._store.goal(ino)
+
+    def has_reached(self, goal: Goal) -> bool:
+        """Whether all of it is published."""
+        return self._store.has_reached(goal)
 
     def published(self, ino: Ino, stopped: Callable[[], bool]) -> Published:
         """The volume as others see it, when that has all that is accepted by now.

@@ -1,16 +1,25 @@
 """Extended attributes as a mount shows them: ACLs only where the kernel judges by them.
 
-Where it does not, they are neither told nor set, as other file systems do without `-o acl`. What is
-asked *of the mount* through xattrs is in `questions`. Called by `VFS`. Threading: any thread.
+Where it does not, they are neither told nor set, as other file systems do without `-o acl`.
+
+ls(1) asks for the label of each file, and the kernel keeps no answer. It asks no more about a file
+system that says ENOTSUP, so that is what a file without a label says. A kernel with SELinux has the
+labels of FUSE from its policy and never asks us.
+
+What is asked *of the mount* through xattrs is in `questions`. Called by `VFS`. Threading: any
+thread.
 """
 
 from __future__ import annotations
 
 import errno
+from typing import Final
 
 from fsmeta.acl import XATTRS as ACL_XATTRS
 from fsmeta.engine import Meta
 from fsmeta.types import Caller, Ino
+
+SELINUX_XATTR: Final = b"security.selinux"
 
 
 class Xattrs:
@@ -30,7 +39,12 @@ class Xattrs:
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         """Raises: ENOTSUP, ENODATA."""
         self._require_shown(name)
-        return self._meta.getxattr(caller, ino, name)
+        try:
+            return self._meta.getxattr(caller, ino, name)
+        except OSError as error:
+            if name == SELINUX_XATTR and error.errno == errno.ENODATA:
+                raise OSError(errno.ENOTSUP, "no labels here") from error
+            raise
 
     def listxattr(self, caller: Caller, ino: Ino) -> list[bytes]:
         """The names of those that are shown."""

@@ -318,7 +318,7 @@ class BlockStore:
         """A whole block from the store, verified."""
         name = object_key(*key, length)
         fetch = partial(self._wholes.fetch, name, length, self.opener(*key))
-        block = self._judged(name, fetch)
+        block = self._judged(name, key, fetch)
         with self._lock:
             self._whole += 1
         return block
@@ -349,20 +349,22 @@ class BlockStore:
     ) -> memoryview | None:
         """A verified range from the store; None where it can't be had by itself."""
         wanted = Wanted(name, key, length, begin, end, min(length, end + more))
-        return self._judged(name, partial(self._ranges.fetch, wanted, self.opener(*key)))
+        return self._judged(name, key, partial(self._ranges.fetch, wanted, self.opener(*key)))
 
     def _keeps(self, name: str) -> bool:
         """Whether ranges are kept somewhere: then none is fetched twice, nor with the block."""
         return self._copies is not None and self._copies.keeps(name)
 
-    def _judged(self, name: str, fetch: Callable[[], T]) -> T:
-        """What `fetch` brings of the block `name`. Damage may have happened on the way: it is asked
-        for once more.
+    def _judged(self, name: str, key: BlockKey, fetch: Callable[[], T]) -> T:
+        """What `fetch` brings of the block `name`. Damage may have happened on the way, or the
+        object was put once more, sealed with another salt, since its head was read: the head is
+        forgotten, and all is asked for once more.
         """
         try:
             try:
                 return fetch()
             except ObjectDamaged as error:
+                self._ranges.forget(key)
                 return self._once_more(name, fetch, error)
         except ObjectMissing:
             self._count_missing()
@@ -411,6 +413,14 @@ class BlockStore:
         Raises: Unavailable; then call it again.
         """
         names = self._names(slices)
+        for key in names:
+            self._cache.drop(key)
+            self._ranges.forget(key)
+        self._objects.delete(*names.values())
+
+    def delete_blocks(self, slice_id: SliceId, blocks: Iterable[tuple[int, int]]) -> None:
+        """Remove some blocks (index, length) of a slice. Raises: Unavailable."""
+        names = {(slice_id, block): object_key(slice_id, block, size) for block, size in blocks}
         for key in names:
             self._cache.drop(key)
             self._ranges.forget(key)

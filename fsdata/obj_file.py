@@ -9,7 +9,9 @@ Threading: any method from any thread; they share a counter and a guess of how l
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from errno import EDQUOT, EIO, ENOSPC
@@ -26,6 +28,10 @@ AVERAGE_OF = 8  # reads, so that two from a slow disk are enough
 IOV_MAX = 1024  # linux/uio.h: buffers of one writev(2)
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_CLOEXEC
+_PRIVATE = 0o700  # who reads objects is asked for no file's mode, so none but the owner may
+_SHARED = 0o077  # of an existing root: it was made so by intention, and what is in it follows it
+_READABLE = 0o044  # objects are never changed
+log = logging.getLogger(__name__)
 
 
 class FileObjects:
@@ -44,16 +50,43 @@ class FileObjects:
         self._average_s = 0.0  # of reads; threads may miss each other's
         try:
             _make_root(self._root)
-            os.makedirs(f"{self._root}/{TMP_DIR}", exist_ok=True)
-            self._sweep(runtime.now_ns() - TMP_AGE_NS)
+            self._shared = os.stat(self._root).st_mode & _SHARED  # with whom it is by intention
+            self._make_dirs(f"{self._root}/{TMP_DIR}")
+            self._sweep()
         except OSError as error:
             raise ConfigError(
                 f"object directory {root!r}: {error.strerror}; "
                 "name a directory this user can write to"
             ) from error
 
-    def _sweep(self, before_ns: int) -> None:
-        """Remove temporary files that a crashed process left behind."""
+        if self._shared & stat.S_IWOTH:
+            log.warning("everybody may write to the object directory %s: chmod o-w it", self._root)
+
+    def _make_dirs(self, path: str) -> None:
+        """A directory below the root, and those above it, for whom the root is. Raises: OSError."""
+        made = []
+        while not os.path.isdir(path):
+            made.append(path)
+            path = os.path.dirname(path)
+        for each in reversed(made):
+            with suppress(FileExistsError):
+                os.mkdir(each, _PRIVATE)
+                if self._shared:
+                    os.chmod(each, os.stat(each).st_mode & stat.S_ISGID | _PRIVATE | self._shared)
+
+    def _sweep(self) -> None:
+        """Remove temporary files that a crashed process left behind, by the directory's clock.
+
+        That may have leapt as well: then a put finds its file gone, and is repeated.
+        """
+        probe = self._tmp + str(next(self._count))
+        try:
+            os.close(os.open(probe, _WRITE, 0o600))
+            before_ns = os.stat(probe).st_mtime_ns - TMP_AGE_NS
+        except OSError:
+            return  # a full disk, or one that is only to be read
+        finally:
+            _unlink(probe)
         with os.scandir(f"{self._root}/{TMP_DIR}") as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # its owner has just renamed it
@@ -68,18 +101,23 @@ class FileObjects:
     def put(self, key: str, pieces: Sequence[Buffer]) -> None:
         path, tmp = self._path(key), self._tmp + str(next(self._count))
         try:
-            fd = os.open(tmp, _WRITE, 0o644)
+            fd = os.open(tmp, _WRITE, 0o600)
             try:
+                if self._shared:
+                    os.fchmod(fd, 0o600 | (self._shared & _READABLE))
                 _write_all(fd, pieces)
             finally:
                 os.close(fd)
             try:
                 os.rename(tmp, path)
             except FileNotFoundError:  # the first object of its directory
-                os.makedirs(os.path.dirname(path), exist_ok=True)
+                self._make_dirs(os.path.dirname(path))
                 os.rename(tmp, path)
         except OSError as error:
             _unlink(tmp)
+            if isinstance(error, FileNotFoundError):
+                self._require_root()
+                raise Unavailable(f"{key}: its temporary file was removed: {error}") from error
             raise self._translate(error, key) from error
         if self._doubtful:
             self._doubtful.discard(key)
@@ -236,13 +274,13 @@ def _write_all(fd: int, pieces: Sequence[Buffer]) -> None:
 
 
 def _make_root(path: str) -> None:
-    """Nobody else looks into it: who reads objects is asked for no file's mode. Raises: OSError."""
+    """Those above it are made as the umask says. Raises: OSError."""
     with suppress(FileExistsError):
         try:
-            os.mkdir(path, 0o700)
+            os.mkdir(path, _PRIVATE)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            os.mkdir(path, 0o700)
+            os.mkdir(path, _PRIVATE)
 
 
 def _unlink(path: str) -> None:

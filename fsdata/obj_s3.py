@@ -42,6 +42,7 @@ from fsmeta.runtime import Runtime
 
 PAGE_KEYS: Final = 1000  # the most that S3 gives
 _OK: Final = (200, 204, 206)
+_STORED: Final = (200,)
 _NO_SUCH_RANGE: Final = 416
 _OF_RANGES: Final = (200, 206, _NO_SUCH_RANGE)
 _FORBIDDEN: Final = (400, 401, 403)
@@ -188,7 +189,11 @@ class S3Objects:
                 digest.update(piece)
             payload = digest.hexdigest().encode()
         length = b"Content-Length: %d" % sum(map(len, pieces))
-        self._request(b"PUT", key, "", headers, (length,), pieces, (), payload)
+        answer = self._request(
+            b"PUT", key, "", headers, (length,), pieces, (), payload, accepted=_STORED
+        )
+        if not answer.headers.get(b"etag"):
+            raise Unavailable(f"{self._session.place}: a PUT was answered, but not by an S3 store")
 
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         if begin == 0 and end is None:
@@ -276,6 +281,7 @@ class S3Objects:
         try:
             headers = self._request(b"HEAD", key).headers
         except ObjectMissing:
+            self._require_bucket()  # an answer to HEAD does not say what is missing
             return None
         try:
             when = parsedate_to_datetime(headers[b"last-modified"].decode())
@@ -313,10 +319,14 @@ class S3Objects:
     def has_bucket(self) -> bool:
         """Whether the bucket is there. Raises: Unavailable, with what the keys may not do."""
         try:
-            self._request(b"GET", "", query_string([("list-type", "2"), ("max-keys", "1")]))
+            self._require_bucket()
         except NoSuchBucket:
             return False
         return True
+
+    def _require_bucket(self) -> None:
+        """Raises: NoSuchBucket, Unavailable."""
+        self._request(b"GET", "", query_string([("list-type", "2"), ("max-keys", "1")]))
 
     def make_bucket(self) -> None:
         """Raises: Unavailable."""

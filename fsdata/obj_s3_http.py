@@ -24,7 +24,7 @@ from fsmeta.runtime import Runtime
 IDLE_CONNECTIONS_MAX: Final = 64  # kept for the next request; more than most mounts have threads
 IDLE_AGE_S: Final = 15.0  # networks forget idle connections, some without a word
 FRONT_BYTES: Final = 64 << 10  # one recv(2) takes the headers and a small body
-TEXT_BYTES_MAX: Final = 8 << 20  # a chunked answer: a page of a listing has 1 MiB at most
+CHUNKS_BYTES_MAX: Final = 65 << 20  # an answer in chunks: no object has more than 64 MiB
 SENDMSG_MAX: Final = 1024  # linux/uio.h: buffers of one sendmsg(2)
 _NO_BODY: Final = (204, 304)
 _GONE: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -328,9 +328,9 @@ def _read_answer(
     if no_body or status in _NO_BODY:
         pass
     elif headers.get(b"transfer-encoding", b"").lower() == b"chunked":
-        body = _read_chunks(connection)
-        if into and status in (200, 206):
-            raise Unavailable("the answer does not say how long it is")
+        room = into if status in (200, 206) else ()
+        body, filled, whole = _read_chunks(connection, room, slowest_bytes_s)
+        keep = keep and whole
     else:
         length = _number(headers.get(b"content-length", b""))
         connection.extend(length / slowest_bytes_s)
@@ -372,19 +372,44 @@ def _scatter(connection: _Connection, length: int, into: Sequence[memoryview]) -
     return at
 
 
-def _read_chunks(connection: _Connection) -> bytes:
-    """The body of an answer in chunks (RFC 9112, 7.1). Raises: as `_Connection`."""
-    out = bytearray()
+def _read_chunks(
+    connection: _Connection, into: Sequence[memoryview], slowest_bytes_s: int
+) -> tuple[bytes, int, bool]:
+    """The body of an answer in chunks (RFC 9112, 7.1): the bytes, or how many `into` has taken, and
+    whether that is all. Raises: as `_Connection`.
+    """
+    out, room, total = bytearray(), list(into), 0
     try:
         while size := int(connection.until(b"\r\n").partition(b";")[0], 16):
-            if not 0 < size <= TEXT_BYTES_MAX - len(out):
-                raise Unavailable(f"the answer has more than {TEXT_BYTES_MAX} bytes")
-            out += connection.take(size + 2)[:size]
+            if not 0 < size <= CHUNKS_BYTES_MAX - total:
+                raise Unavailable(f"the answer has more than {CHUNKS_BYTES_MAX} bytes")
+            connection.extend(size / slowest_bytes_s)
+            if not into:
+                out += connection.take(size)
+                total += size
+            else:
+                filled = _scatter(connection, size, room)
+                total += filled
+                if filled < size:
+                    return b"", total, False
+                room = _behind(room, filled)
+            connection.take(2)
         while connection.until(b"\r\n"):
             pass  # trailers
     except (ValueError, _Dropped) as error:
         raise Unavailable("the answer's chunks are broken") from error
-    return bytes(out)
+    return bytes(out), total if into else 0, True
+
+
+def _behind(views: Sequence[memoryview], size: int) -> list[memoryview]:
+    """What is left of `views` behind their first `size` bytes."""
+    left = []
+    for view in views:
+        skipped = min(size, len(view))
+        size -= skipped
+        if skipped < len(view):
+            left.append(view[skipped:])
+    return left
 
 
 def _reason(error: OSError) -> str:

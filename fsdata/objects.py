@@ -6,8 +6,8 @@ versions and readers no locks.
 
 Errors: `ObjectMissing` where an object is not there; an `OSError` with ENOSPC or EDQUOT where the
 store is full; everything else that went wrong outside is `Unavailable`, and repeating is safe; it
-is `Throttled` where the store asks for fewer requests at a time, `Unreached` where S3 is silent,
-and `Refused` where repeating is in vain.
+is `Throttled` where the store asks for fewer requests at a time, `NoPlace` where too many others
+were before it, `Unreached` where S3 is silent, and `Refused` where repeating is in vain.
 Threading: every method may be called from any thread.
 """
 
@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from fsmeta.errors import ConfigError, ObjectMissing, StoreError, Unavailable
 
 CHECK_KEY = "check/usable"  # an object that is there only while a store is tested
+CHECK_BYTES = 128 << 10  # of it: more than what gateways answer in one piece
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Range: TypeAlias = tuple[int, int]
 """Begin and end in an object."""
@@ -26,6 +27,10 @@ Range: TypeAlias = tuple[int, int]
 
 class Throttled(Unavailable):
     """The store is asked too much at a time."""
+
+
+class NoPlace(Unavailable):
+    """The request has waited for its turn for as long as it is repeated, and was not sent."""
 
 
 class Unreached(Unavailable):
@@ -93,7 +98,8 @@ def check_usable(store: ObjectStore, key: str = CHECK_KEY) -> None:
     `key`: one of its own for each of several that try the same store.
     Raises: ConfigError with what failed and what to do.
     """
-    data = bytes(range(256)) * 16
+    data = bytes(range(256)) * (CHECK_BYTES // 256)
+    parts = (100, 300), (5000, CHECK_BYTES - 7)
 
     def put() -> bool:
         store.put(key, (data[:1000], data[1000:]))
@@ -103,11 +109,20 @@ def check_usable(store: ObjectStore, key: str = CHECK_KEY) -> None:
         store.delete(key)
         return _is_missing(store, key)
 
+    def is_filled() -> bool:
+        room = bytearray(CHECK_BYTES)
+        return store.get_into(key, [memoryview(room)]) == CHECK_BYTES and room == data
+
+    def has_ranges() -> bool:
+        return store.get_ranges(key, parts) == [data[begin:end] for begin, end in parts]
+
     steps: list[tuple[str, Callable[[], bool]]] = [
         ("be written", put),
         ("be read back", lambda: store.get(key) == data),
         ("be read in ranges", lambda: store.get(key, 100, 300) == data[100:300]),
-        ("end where they end", lambda: store.get(key, 4000, 9999) == data[4000:]),
+        ("be read in several ranges", has_ranges),
+        ("be read as blocks are", is_filled),
+        ("end where they end", lambda: store.get(key, 4000, 2 * CHECK_BYTES) == data[4000:]),
         ("be listed", lambda: [info.size for info in store.list(key)] == [len(data)]),
         ("be deleted", delete),
     ]

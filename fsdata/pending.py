@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TypeAlias
 
-from fsmeta.types import CHUNK_BYTES, Slice, SliceId
+from fsmeta.types import AT_END, CHUNK_BYTES, Slice, SliceId
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 TakeSpare: TypeAlias = Callable[[], bytearray | None]
@@ -84,6 +84,12 @@ class PendingBlock:
             return bytes(memoryview(self.data)[begin:end])
         return memoryview(self.data)[begin:end]
 
+    def restore(self, data: bytearray) -> None:
+        """A block that was STORED is to be stored under another name."""
+        assert self.state is State.STORED, self.state
+        self.state, self.data, self.queued = State.READY, data, False
+        self.owner.unstored += 1
+
     def stored(self) -> None:
         """The buffer is the cache's from here on."""
         self.state = State.STORED
@@ -100,11 +106,13 @@ class PendingSlice:
         "append",
         "blocks",
         "chunk",
+        "held",
         "id",
         "length",
         "mtime_ns",
         "pos",
         "sealed",
+        "skipped",
         "unstored",
     )
 
@@ -116,6 +124,8 @@ class PendingSlice:
         self.chunk = chunk
         self.pos = pos
         self.length = 0
+        self.held = 0  # bytes of the budget for the slice itself
+        self.skipped = 0  # bytes at its begin that became a slice of their own, see `cut_copied`
         self.mtime_ns = 0
         self.sealed = False
         self.blocks: list[PendingBlock] = []
@@ -132,6 +142,16 @@ class PendingSlice:
     def file_end(self) -> int:
         """Where in the file it ends."""
         return self.chunk * CHUNK_BYTES + self.end
+
+    @property
+    def left(self) -> int:
+        """How many bytes it adds to the file."""
+        return self.length - self.skipped
+
+    @property
+    def file_begin(self) -> int:
+        """Where in the file it begins."""
+        return self.chunk * CHUNK_BYTES + self.pos + self.skipped
 
     def accepts(self, pos: int) -> bool:
         """Whether a write that begins at `pos` of the chunk can go into the buffers."""
@@ -171,7 +191,31 @@ class PendingSlice:
 
     def record(self) -> Slice:
         """The slice as metadata has it, or will."""
-        return Slice(self.pos, self.id, self.length, 0, self.length)
+        return Slice(self.pos + self.skipped, self.id, self.length, self.skipped, self.left)
+
+    def offer(self) -> tuple[int, Slice]:
+        """The chunk it goes to, or AT_END, and the slice, as a commit takes them."""
+        return AT_END if self.append else self.chunk, self.record()
+
+    def cut_copied(self, slice_id: SliceId, size: int) -> PendingSlice:
+        """Its first `size` bytes, which are stored under `slice_id` as well, as a slice."""
+        head = PendingSlice(slice_id, self.chunk, self.pos + self.skipped, 1, self.append)
+        head.length, head.mtime_ns, head.sealed = size, self.mtime_ns, True
+        self.skipped += size
+        return head
+
+    def cut_unstored(self, slice_id: SliceId, count: int) -> PendingSlice:
+        """All behind its first `count` blocks, none of which is being stored, as a slice."""
+        size = count * self._block_bytes
+        tail = PendingSlice(slice_id, self.chunk, self.pos + size, self._block_bytes, self.append)
+        tail.length, tail.mtime_ns, tail.sealed = self.length - size, self.mtime_ns, True
+        self.length = self._frozen = size
+        tail._frozen = tail.length
+        tail.blocks, self.blocks = self.blocks[count:], self.blocks[:count]
+        for index, block in enumerate(tail.blocks):
+            block.owner, block.index = tail, index
+        tail.unstored, self.unstored = self.unstored, 0
+        return tail
 
     def view(self, off: int, length: int) -> Buffer | None:
         """Bytes within one block; None where they are stored or were never here."""

@@ -13,7 +13,6 @@ Threading: one lock for the window, the runs and the last view; not held across 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -24,7 +23,7 @@ from fsdata.runs import Runs
 from fsdata.window import Ticket, Window
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import Runtime
-from fsmeta.slices import Segment, resolve
+from fsmeta.slices import Segment, View, resolve
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId, SliceKind
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -59,8 +58,8 @@ class FileReader:
         self._lock = runtime.lock()
         self._window = Window()  # guarded by _lock
         self._runs = Runs(blocks.block_bytes)  # guarded by _lock
-        self._seen: tuple[Slice, ...] = ()  # guarded by _lock, as is _view
-        self._view: list[Segment] = []  # of _seen
+        self._seen: list[Slice] = []  # of the last chunk; guarded by _lock, as is _view
+        self._view = View()  # of _seen
 
     def read(self, offset: int, size: int, length: int) -> list[Buffer]:
         """Bytes from `offset` on of a file of `length` bytes: `size` of them or up to its end.
@@ -87,49 +86,50 @@ class FileReader:
         with self._lock:
             self._window.ticket.live = False
 
-    def _resolve(self, chunk: int) -> list[Segment]:
-        """The visible view of a chunk. That of the last list is kept."""
-        slices = tuple(self._slices(chunk))
+    def _shown(self, chunk: int, pos: int, end: int) -> list[Segment]:
+        """What shows at `pos..end` of a chunk: whole segments, with the holes before them."""
+        slices = self._slices(chunk)
         if len(slices) <= 1:
             return resolve(slices)
         with self._lock:
-            if slices == self._seen:
-                return self._view
-        view = resolve(slices)
-        with self._lock:
-            self._seen, self._view = slices, view
-        return view
+            laid = len(self._seen)
+            # mostly there are more slices than before: those are laid over the view that there is
+            if laid > len(slices) or slices[:laid] != self._seen:
+                self._view, laid = View(), 0
+            for piece in slices[laid:]:
+                self._view.lay(piece)
+            self._seen = list(slices)
+            return self._view.between(pos, end)
 
     def _read_chunk(self, chunk: int, pos: int, size: int, whole: bool, more: int) -> list[Buffer]:
         """`size` bytes at `pos` of a chunk. Objects that went away make us look at it again."""
-        view = self._resolve(chunk)
+        shown = self._shown(chunk, pos, pos + size)
         for _ in range(STALE_RETRIES):
             try:
-                return self._read_view(view, pos, size, whole, more)
+                return self._read_shown(shown, pos, size, whole, more)
             except ObjectMissing:
-                fresh = self._resolve(chunk)
-                if fresh == view:
+                fresh = self._shown(chunk, pos, pos + size)
+                if fresh == shown:
                     raise
-                view = fresh
-        return self._read_view(view, pos, size, whole, more)
+                shown = fresh
+        return self._read_shown(shown, pos, size, whole, more)
 
-    def _read_view(
-        self, view: list[Segment], pos: int, size: int, whole: bool, more: int
+    def _read_shown(
+        self, shown: list[Segment], pos: int, size: int, whole: bool, more: int
     ) -> list[Buffer]:
         out: list[Buffer] = []
         end = pos + size
-        # A view has no gaps: the part at `pos` is the last one that begins there or before.
-        at = bisect_right(view, pos, key=_begin) - 1 if len(view) > 1 else 0
-        while at < len(view) and pos < min(end, view[at].end):
-            part = view[at]
+        for part in shown:  # without gaps; the first one begins at `pos` or before
             stop = min(end, part.end)
+            if stop <= pos:
+                continue
             if part.slice is None:
                 _add_zeros(out, stop - pos)
             else:
                 after = min(more, part.end - stop) if stop == end else 0
                 off = part.off + pos - part.pos
                 self._add_data(out, part.slice, off, stop - pos, whole, after)
-            pos, at = stop, at + 1
+            pos = stop
         _add_zeros(out, end - pos)
         return out
 
@@ -156,7 +156,7 @@ class FileReader:
         assert self._prefetcher is not None, "checked by the caller"
         block_bytes = self._blocks.block_bytes
         for chunk, pos, size in chunk_ranges(begin, end - begin):
-            for part in self._resolve(chunk):
+            for part in self._shown(chunk, pos, pos + size):
                 first, last = max(part.pos, pos), min(part.end, pos + size)
                 if first >= last or part.slice is None:
                     continue
@@ -175,10 +175,6 @@ class FileReader:
                         (at, stop) if strided else None,
                     ):
                         return
-
-
-def _begin(part: Segment) -> int:
-    return part.pos
 
 
 def _add_zeros(out: list[Buffer], size: int) -> None:

@@ -40,8 +40,15 @@ class Dirty(Protocol):
     def due(self) -> float:
         """When it is to be flushed, in monotonic seconds; `inf` if it has become clean."""
 
-    def flush_idle(self) -> None:
-        """Flush now, on an upload thread; failures are kept for the next call."""
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes of slices are not committed."""
+
+    def flush_idle(self, wait: bool = False) -> None:
+        """Flush now, on an upload thread or another; failures are kept for the next call.
+
+        `wait`: also while somebody else flushes it.
+        """
 
     def push(self) -> None:
         """Start uploading what is held back in buffers."""
@@ -154,12 +161,32 @@ class UploadPool:
         with self._cond:
             return len(self._dirty)
 
+    def pending_bytes(self) -> int:
+        """How many bytes are written and not committed."""
+        with self._cond:
+            files = list(self._dirty)
+        return sum(file.pending_bytes for file in files)
+
+    def flush_dirty(self) -> None:
+        """Store and commit what is written by now; each file keeps its failures."""
+        with self._cond:
+            files = list(self._dirty)
+        for file in files:
+            file.push()
+        for file in files:
+            file.flush_idle(wait=True)
+
     def push(self) -> None:
-        """Start uploading what files hold back, unless uploads under way will free memory soon."""
+        """Start uploading what files hold back, unless uploads under way will free memory soon.
+
+        And commit it then: slices take memory until they are committed.
+        """
         with self._cond:
             files = [] if self._uploads else list(self._dirty)
         for file in files:
             file.push()
+        for file in files:
+            self.submit(file.flush_idle)
 
     def _flush_idle(self) -> None:
         """The flusher's body: hand files that are due to the upload threads."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range
+from fsdata.objects import Buffer, NoPlace, ObjectInfo, ObjectStore, Range
 from fsmeta.errors import ObjectMissing, Refused, StoreError, Unavailable
 from fsmeta.runtime import Event, Runtime
 
@@ -28,7 +28,7 @@ class Backoff(NamedTuple):
 class Retrying:
     """Repeats what failed with `Unavailable` after jittered, growing pauses, up to a deadline.
 
-    But not what is `Refused`.
+    But not what is `Refused`, nor what has waited for a place for that long.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Retrying:
             return self._call_last(request)
         try:
             return request()
-        except Refused:
+        except (NoPlace, Refused):
             raise
         except Unavailable as error:
             return self._again(request, error)
@@ -79,7 +79,7 @@ class Retrying:
             raise Unavailable(str(away)) from away
         try:
             answer = request()
-        except Refused:
+        except (NoPlace, Refused):
             raise
         except Unavailable as error:
             return self._again(request, error)
@@ -107,7 +107,7 @@ class Retrying:
                 self._repeats += 1
             try:
                 return request()
-            except Refused:
+            except (NoPlace, Refused):
                 raise
             except Unavailable as latest:
                 error = latest

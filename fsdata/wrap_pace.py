@@ -10,15 +10,17 @@ Threading: any method from any thread; each has one lock, a leaf, not held acros
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import Final, NamedTuple, TypeVar
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range, Throttled
+from fsdata.objects import Buffer, NoPlace, ObjectInfo, ObjectStore, Range, Throttled
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import Event, Runtime
 
 T = TypeVar("T")
 
 REQUESTS_MAX: Final = 256  # at a time: what `--max-uploads` and the serving threads may reach
+LEAVING_S: Final = 0.5  # a request that waits for a place notices so late that the client leaves
 CUT: Final = 0.5  # what remains of the window when the store is asked too much
 
 
@@ -38,9 +40,20 @@ class Adaptive:
     counts as one complaint. Listings pass: they are one request at a time as it is.
     """
 
-    def __init__(self, runtime: Runtime, inner: ObjectStore, most: int = REQUESTS_MAX) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        inner: ObjectStore,
+        most: int = REQUESTS_MAX,
+        patience_s: float = inf,
+        leaving: Event | None = None,
+    ) -> None:
+        """`patience_s`: how long a request waits for a place; not once the client is `leaving`."""
         self._inner = inner
         self._most = most
+        self._clock = runtime.monotonic
+        self._patience_s = patience_s
+        self._leaving = leaving or runtime.event()
         self._cond = runtime.condition()
         self._window = float(most)  # guarded by _cond, as all below
         self._busy = 0
@@ -53,12 +66,23 @@ class Adaptive:
             return Window(self._window, self._busy, self._throttled)
 
     def _enter(self) -> int:
-        """Wait for a place; how many cuts there have been."""
+        """Wait for a place; how many cuts there have been. Raises: NoPlace."""
         with self._cond:
-            while self._busy >= int(self._window):
-                self._cond.wait()
+            if self._busy >= int(self._window):
+                self._await_place()
             self._busy += 1
             return self._cuts
+
+    def _await_place(self) -> None:
+        """Wait until there is a place. The caller holds the lock. Raises: NoPlace."""
+        until = self._clock() + self._patience_s
+        while self._busy >= int(self._window):
+            left = until - self._clock()
+            if left <= 0:
+                raise NoPlace(f"no answer in {self._patience_s:g} s: the store is asked too much")
+            if self._leaving.is_set():
+                raise NoPlace("the store is asked too much, and the client is leaving")
+            self._cond.wait(min(left, LEAVING_S))
 
     def _more(self, places: int) -> bool:
         """Take `places` more if they are free now: who has one must not wait for others."""

@@ -8,6 +8,7 @@ streamed file is committed in the background as its slices complete, so what is 
 An append (O_APPEND) has a place for readers here, at the end that we know of; the commit gives it
 the place it keeps, behind what others have appended meanwhile.
 
+What a limit or a full store refuses stays pending; what fits of it is committed (`cutting`).
 Failures of background work are kept and raised once, by the next write or flush; the data stays
 and every flush tries again, until `discard`.
 
@@ -18,28 +19,17 @@ upload pool's, the cache's and the budget's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import inf
-from typing import NamedTuple, Protocol
 
-from fsdata.blocks import BlockStore
-from fsdata.budget import Budget
+from fsdata.cutting import Cutter, is_full, unstored
 from fsdata.geometry import chunk_ranges
 from fsdata.pending import Buffer, PendingBlock, PendingSlice, State
-from fsdata.uploads import AGE_FACTOR, Dirty, UploadPool
-from fsmeta.errors import Ambiguous, StoreError, Unavailable
-from fsmeta.runtime import Runtime
-from fsmeta.types import (
-    AT_END,
-    AT_END_AGAIN,
-    BLOCK_BYTES_MAX,
-    CHUNK_BYTES,
-    FILE_SIZE_MAX,
-    Ino,
-    Slice,
-    SliceId,
-)
+from fsdata.uploads import AGE_FACTOR, Dirty
+from fsdata.write_side import WriteSide
+from fsmeta.errors import StoreError, Unavailable
+from fsmeta.types import BLOCK_BYTES_MAX, CHUNK_BYTES, FILE_SIZE_MAX, Ino, Slice, SliceId
 
 OPEN_MAX = 16  # unsealed slices of a file: as many streams into it stay whole
 PENDING_MAX = 256  # uncommitted slices of a file; the next write flushes them itself
@@ -47,39 +37,11 @@ FIND_MAX = OPEN_MAX  # slices looked at for one that a write fits in: the open o
 COMMIT_BYTES = CHUNK_BYTES // 2  # complete slices worth a commit before anyone asks
 COMMIT_RECORDS = PENDING_MAX // 4  # or so many of them
 PIECE_BYTES = BLOCK_BYTES_MAX  # the budget is asked for no more at a time: it holds four of these
+SLICE_BYTES = 1200  # of memory for a slice, its only block and their places, whatever is in it
+FITTING_TRIES = 4  # to commit what fits, while other clients take room, too
 UNSYNCED_MAX = 4096  # slices remembered for fsync; more are synced when they are committed
 
 assert COMMIT_RECORDS < PENDING_MAX, "else random writers always wait for their own flush"
-
-
-class SliceSink(Protocol):
-    """Where slices become part of a file: the metadata, seen from here."""
-
-    def new_slice_id(self) -> SliceId:
-        """An id that no slice had or will have. Raises: StoreError."""
-
-    def commit(
-        self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
-    ) -> None:
-        """Append records (chunk index or AT_END, slice) in order; the file is at least `length`
-        bytes then, and exactly that where appends went to the end that this client knew of.
-
-        On return every view this client has of the file shows them. Raises: OSError, StoreError;
-        then nothing was applied, and the same batch will be offered again.
-        """
-
-    def give_up_slices(self, ids: Iterable[SliceId]) -> None:
-        """These ids will not be offered again."""
-
-
-class WriteSide(NamedTuple):
-    """What all writers of a mount share."""
-
-    runtime: Runtime
-    blocks: BlockStore
-    budget: Budget
-    pool: UploadPool
-    sink: SliceSink
 
 
 class FileWriter:
@@ -94,6 +56,7 @@ class FileWriter:
         self._pending: list[PendingSlice] = []  # in order of creation; guarded by _cond, as below
         self._end = 0  # where in the file the last of them ends
         self._by_id: dict[SliceId, PendingSlice] = {}
+        self._cutter = Cutter(side, self._cond, self._pending, self._by_id)
         self._open = 0  # slices of _pending that are not sealed
         self._ids: list[SliceId] = []  # fetched and unused
         self._error: Exception | None = None
@@ -101,7 +64,6 @@ class FileWriter:
         self._touched = 0.0
         self._dropped = False
         self._append_from = FILE_SIZE_MAX  # where the pending appends begin
-        self._doubtful = False  # a commit of appends may have been applied
         self._moved_to: int | None = None  # the size of a file that others have appended to
         self.misplaced = False  # pending appends are not where readers would look for them
 
@@ -129,7 +91,7 @@ class FileWriter:
     def pending_bytes(self) -> int:
         """How many bytes of slices are not committed."""
         with self._cond:
-            return sum([piece.length for piece in self._pending])
+            return sum([piece.left for piece in self._pending])
 
     def pending(self, chunk: int) -> list[Slice]:
         """Slices of a chunk that are not committed, in order; they come after the committed ones.
@@ -200,13 +162,19 @@ class FileWriter:
                         blocks, grown = self._place(piece, chunk, pos, data, append)
                         unused -= grown
                         break
-                slice_id = self._sink.new_slice_id()  # may ask the store: not under the lock
+                slice_id = self._new_slice_id()  # may wait: not under the lock
                 with self._cond:
                     self._ids.append(slice_id)
         finally:
             if unused:
                 self._budget.release(unused)
         self._submit(blocks)
+
+    def _new_slice_id(self) -> SliceId:
+        """An id, and memory for the slice itself: tiny writes hold little else."""
+        slice_id = self._sink.new_slice_id()
+        self._budget.reserve(SLICE_BYTES, self._check)
+        return slice_id
 
     def _find(self, chunk: int, begin: int, end: int, append: bool) -> PendingSlice | None:
         """The slice that can take a write, given that nothing newer may be hidden by it."""
@@ -228,6 +196,7 @@ class FileWriter:
         if piece is None:
             blocks = self._seal_oldest()
             piece = PendingSlice(self._ids.pop(), chunk, pos, self._blocks.block_bytes, append)
+            piece.held = SLICE_BYTES
             if not self._pending:
                 self._since = self._touched
                 self._pool.watch(self)
@@ -346,13 +315,7 @@ class FileWriter:
             for piece in self._pending:
                 self._seal(piece)
             count = len(self._pending)
-            left = [
-                block
-                for piece in self._pending
-                if piece.unstored
-                for block in piece.blocks
-                if block.state is not State.STORED
-            ]
+            left = unstored(self._pending)
             self._since = self._runtime.monotonic()
         self._submit(left[1:])  # a single block is uploaded right here, without waking a thread
         for block in left:
@@ -360,7 +323,10 @@ class FileWriter:
         if any(block.state is State.BUSY for block in left):
             self._await(left, deadline)
         self._commit(self._complete(count), durable)
-        return next((b.error for b in left if b.state is not State.STORED and b.error), None)
+        failed = next((b.error for b in left if b.state is not State.STORED and b.error), None)
+        if is_full(failed) and self._cutter.cut_unstored():
+            self._commit(self._complete(1), durable)
+        return failed
 
     def _await(self, blocks: list[PendingBlock], deadline: float | None) -> None:
         """Wait until no thread uploads any of `blocks`."""
@@ -382,6 +348,39 @@ class FileWriter:
             return self._pending[:count]
 
     def _commit(self, batch: list[PendingSlice], durable: bool) -> None:
+        """Give slices to the metadata and forget them; if a limit refuses them, those that fit.
+
+        The caller holds `_order`. Raises: OSError, StoreError; what is not committed stays pending.
+        """
+        try:
+            self._commit_whole(batch, durable)
+        except OSError as error:
+            if not is_full(error) or not batch or not self._commit_fitting(batch, durable):
+                raise
+
+    def _commit_fitting(self, batch: list[PendingSlice], durable: bool) -> bool:
+        """Commit what fits of slices that a limit has refused: whether that is all of them.
+
+        The caller holds `_order`.
+        """
+        last = batch[-1].id
+        for _ in range(FITTING_TRIES):
+            room = self._sink.fitting(self._ino, [piece.offer() for piece in batch])
+            try:
+                self._commit_whole(self._cutter.cut_copied(batch, room), durable)
+                break
+            except OSError as error:  # another client was quicker
+                if not is_full(error):
+                    raise
+            batch = self._complete_to(last)
+        return last not in self._by_id
+
+    def _complete_to(self, last: SliceId) -> list[PendingSlice]:
+        """The slices as far as that one, all of which are sealed and stored."""
+        ready = self._complete(len(self._pending))
+        return ready[: 1 + [piece.id for piece in ready].index(last)] if last in self._by_id else []
+
+    def _commit_whole(self, batch: list[PendingSlice], durable: bool) -> None:
         """Give slices to the metadata and forget them. The caller holds `_order`."""
         slices = [(piece.id, piece.length) for piece in batch]
         durable = durable or len(self._unsynced) >= UNSYNCED_MAX
@@ -390,37 +389,33 @@ class FileWriter:
             self._unsynced = []
         if not batch:
             return
-        at_end = AT_END_AGAIN if self._doubtful else AT_END
-        records = [(at_end if p.append else p.chunk, p.record()) for p in batch]
+        records = [piece.offer() for piece in batch]
         length = max([piece.file_end for piece in batch])
         mtime_ns = max([piece.mtime_ns for piece in batch])
-        try:
-            self._sink.commit(self._ino, records, length, mtime_ns)
-        except Ambiguous:
-            self._doubtful = True
-            raise
-        self._doubtful = False
+        self._sink.commit(self._ino, records, length, mtime_ns)
         if not durable:
             self._unsynced += slices
         with self._cond:
             del self._pending[: len(batch)]
-            for piece in batch:
-                self._by_id.pop(piece.id, None)
+            held = sum(
+                [self._by_id.pop(piece.id).held for piece in batch if piece.id in self._by_id]
+            )
             if not self._pending:
                 self._pool.forget(self)
             if self._append_from < FILE_SIZE_MAX:
                 self._appends_left()
             if not self.misplaced:
                 self._end = max([piece.file_end for piece in self._pending], default=0)
+        self._budget.release(held)
 
     def _appends_left(self) -> None:
         """Appends have been committed, perhaps all. The caller holds the lock."""
         left = [piece for piece in self._pending if piece.append]
-        self._append_from = min([p.file_end - p.length for p in left], default=FILE_SIZE_MAX)
+        self._append_from = min([piece.file_begin for piece in left], default=FILE_SIZE_MAX)
         self.misplaced = bool(left) and (self.misplaced or self._moved_to is not None)
         if self._moved_to is not None:
             others = [piece.file_end for piece in self._pending if not piece.append]
-            self._end = max([self._moved_to, *others]) + sum([piece.length for piece in left])
+            self._end = max([self._moved_to, *others]) + sum([piece.left for piece in left])
             self._moved_to = None
 
     def relocated(self, size: int) -> None:
@@ -452,9 +447,9 @@ class FileWriter:
         idle_s = self._pool.idle_s
         return min(self._touched + idle_s, self._since + AGE_FACTOR * idle_s)
 
-    def flush_idle(self) -> None:
+    def flush_idle(self, wait: bool = False) -> None:
         """See `Dirty`. A flush that is under way makes this one needless."""
-        if not self._order.acquire(blocking=False):
+        if not self._order.acquire(blocking=wait):
             return
         try:
             self._flush(None, durable=False)
@@ -480,6 +475,7 @@ class FileWriter:
                 for block in piece.blocks
                 if block.state in (State.OPEN, State.READY)
             )
+            held += sum(piece.held for piece in self._pending) + SLICE_BYTES * len(self._ids)
             unused = [*self._by_id, *self._ids]
             self._pending.clear()
             self._end = 0

@@ -38,6 +38,14 @@ _CHANGES_REMEMBERED: Final = 8192  # while one commit is validated; more disturb
 _COMMUTING: Final = (MERGE, ADD, SHIFT)  # these may pass what they change in the overlay
 
 
+class Base(dict[Key, "bytes | None"]):
+    """What the store has, and what was about to be added to counters when it was asked."""
+
+    def __init__(self, values: Iterable[tuple[Key, bytes | None]] = ()) -> None:
+        super().__init__(values)
+        self.sums: dict[Key, int] = {}
+
+
 class _Changes:
     """A numbered log of the keys that changed beneath or under the overlay."""
 
@@ -136,14 +144,16 @@ class Acceptance:
                 raise Conflict(f"{check[0]!r} {check[1]!r} has changed")
         return rest, empties
 
-    def read_base(self, commit: Commit) -> dict[Key, bytes | None]:
+    def read_base(self, commit: Commit) -> Base:
         """What the store has of what a commit relies on or changes in part. Raises: Conflict."""
         expected = {(row, field): value for row, field, value in commit.checks}
         with self._cond:
             keys = dict.fromkeys((*expected, *_partly(commit)))
             wanted = [key for key in keys if self._overlay.get(key) is MISSING]
+            sums = {key: self._overlay.sum(key) for key in wanted if is_table(key[0])}
         mark = self._beneath.mark()
-        values = dict(zip(wanted, self._inner.read(wanted), strict=True))
+        values = Base(zip(wanted, self._inner.read(wanted), strict=True))
+        values.sums = sums
         self._learn(mark, values)
         for key, value in values.items():
             if key in expected and expected[key] != value:
@@ -159,7 +169,7 @@ class Acceptance:
         for row, fields in rows.items():
             self._beneath.fill(mark, row, fields, vouched)
 
-    def recall(self, commit: Commit, over: Sequence[Over | None]) -> dict[Key, bytes | None] | None:
+    def recall(self, commit: Commit, over: Sequence[Over | None]) -> Base | None:
         """`read_base` by what is remembered and vouched for; None where the store is to be asked.
 
         The caller holds the lock.
@@ -167,7 +177,7 @@ class Acceptance:
         if not self._inner.vouches() or not all(is_fresh(row, commit) for row in commit.empties):
             return None
         beneath = self._beneath.get
-        base: dict[Key, bytes | None] = {}
+        base = Base()
         for (row, field, value), laid in zip(commit.checks, over, strict=True):
             if laid is None:
                 if beneath(row, field, need_vouched=True) != value:
@@ -223,8 +233,12 @@ class Acceptance:
         if self._changes.hit(mark, keys, emptied):
             raise Conflict("what it relies on was changed meanwhile")
 
-    def require_limits(self, commit: Commit, base: dict[Key, bytes | None]) -> None:
-        """Raises: LimitExceeded. The caller holds the lock."""
+    def require_limits(self, commit: Commit, base: Base) -> None:
+        """Raises: LimitExceeded. The caller holds the lock.
+
+        What was published since the store was asked is in neither of what it said and what is laid
+        over it now, but was laid over it then.
+        """
         for write in commit.writes:
             if not _is_limited(write):
                 continue
@@ -232,7 +246,7 @@ class Acceptance:
             limit = write[4]
             if limit == BESIDE:
                 limit = base.get((write[1], limit_field(write[2]))) or b"0"
-            now = int(base.get(key) or b"0") + self._overlay.sum(key)
+            now = int(base.get(key) or b"0") + max(self._overlay.sum(key), base.sums.get(key, 0))
             if int(limit) and now + int(write[3]) > int(limit):
                 raise LimitExceeded(write[5])
 

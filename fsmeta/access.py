@@ -93,14 +93,16 @@ def require_owner(caller: Caller, inode: Owned) -> None:
 def require_unsticky(caller: Caller, parent: Owned, inode: Owned) -> None:
     """Raises: EPERM where the sticky bit of `parent`, or a flag, keeps `inode` from being removed.
 
-    From an append-only directory nothing is removed.
+    From an append-only directory nothing is removed. A kernel that has judged already did so by
+    attributes that may be old; where those of now forbid it, it is to look again.
+
+    Raises: ESTALE for a `checked` caller, unless it is a flag.
     """
     if parent.flags & FLAG_APPEND or inode.flags & FLAGS_FIXED:
         raise OSError(errno.EPERM, "is immutable or append-only")
-    if not parent.mode & stat.S_ISVTX or caller.checked:
+    if not parent.mode & stat.S_ISVTX or caller.uid in (0, inode.uid, parent.uid):
         return
-    if caller.uid not in (0, inode.uid, parent.uid):
-        raise OSError(errno.EPERM, "the directory is sticky")
+    raise OSError(errno.ESTALE if caller.checked else errno.EPERM, "the directory is sticky")
 
 
 def inherit(caller: Caller, parent: Owned, mode: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from fsmeta.errors import ConfigError
 from fsmeta.ops import census
 from fsmeta.ops.inode import get_stable
 from fsmeta.ops.session import raise_fence
-from fsmeta.store import BESIDE, Page, RowPage, Store
+from fsmeta.store import BESIDE, COMMIT_OPS_ENOUGH, Page, RowPage, Store
 from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Ino, SessionId, Usage
 from fsmeta.volume import ARMED, COUNTING, OFF, ON, VolumeFormat
@@ -192,8 +192,19 @@ def start(meta: Meta, progress: Progress | None = None) -> None:
             change_settings(meta, lambda now: _advance(now, ARMED, COUNTING))
         else:
             publish(meta)
-            if count(meta, settings.epoch, progress):
+            if _count_or_stop(meta, settings.epoch, progress):
                 meta.transactor.run(partial(_finish, epoch=settings.epoch))
+
+
+def _count_or_stop(meta: Meta, epoch: int, progress: Progress | None) -> bool:
+    """`count`; where that can't be done, accounting ends again. Raises: ConfigError."""
+    try:
+        return count(meta, epoch, progress)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        stop(meta)
+        raise ConfigError(f"the volume can't be counted for quotas: {error.strerror}") from error
 
 
 def _arm(settings: VolumeFormat) -> VolumeFormat:
@@ -238,8 +249,9 @@ def _forget_counters(meta: Meta) -> None:
     while cursor is not None:
         page = _page(meta, schema.ACCOUNTS, cursor)
         counters = [field for field, _ in page.items if not field.endswith(BESIDE)]
-        if counters:
-            meta.transactor.run(partial(_delete_counters, fields=counters))
+        for begin in range(0, len(counters), COMMIT_OPS_ENOUGH):
+            part = counters[begin : begin + COMMIT_OPS_ENOUGH]
+            meta.transactor.run(partial(_delete_counters, fields=part))
         cursor = page.cursor
 
 
@@ -273,7 +285,12 @@ def _take_all(meta: Meta, epoch: int, inos: Sequence[Ino]) -> bool:
             attempts += 1
             return census.take(txn, epoch, inos[:at_most])
 
-        done = meta.transactor.run(verb)
+        try:
+            done = meta.transactor.run(verb)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG or len(inos) == 1:
+                raise
+            done = meta.transactor.run(partial(census.take, epoch=epoch, inos=inos[:1]))
         if not done:
             return False
         inos = inos[done:]

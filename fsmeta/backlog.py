@@ -15,8 +15,16 @@ import errno
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from fsmeta.entry import EVERY, Entry
+
+
+class Goal(NamedTuple):
+    """All that is accepted, of one domain or of any, up to a sequence or whatever comes."""
+
+    domain: int | None
+    upto: int | None
 
 
 class Backlog:
@@ -95,6 +103,18 @@ class Backlog:
                 EVERY in entry.domains | found or not found.isdisjoint(entry.domains)
             ):
                 found |= entry.domains
+        return found
+
+    def refuse_behind(self, key: str) -> list[Entry]:
+        """`refuse` where something waits for an object; what is refused for the first time."""
+        found = [
+            entry
+            for entry in self
+            if any(need.key == key for need in entry.needs)
+            and not self.lost.issuperset(entry.domains)
+        ]
+        for entry in found:
+            self.refuse(self.behind(entry))
         return found
 
     def moves(self, upto: int) -> bool:

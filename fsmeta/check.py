@@ -22,13 +22,16 @@ from fsmeta.check_snapshots import audit as audit_snapshots
 from fsmeta.check_snapshots import crosses
 from fsmeta.check_tables import Tables
 from fsmeta.errors import Corrupt, NoVolume
+from fsmeta.inode_rows import InodeRow, read_inodes
 from fsmeta.schema_locks import GRANT_PREFIX, LOCK_PREFIX
 from fsmeta.schema_snapshots import SNAPSHOTS
+from fsmeta.schema_xattrs import XATTRS_FIELD, charged, cost_of, is_xattr
+from fsmeta.schema_xattrs import counted as counted_xattrs
 from fsmeta.sealed import is_shelf, source_of
 from fsmeta.slices import covered
 from fsmeta.spill import CACHE_BYTES, ID_MAX
 from fsmeta.store import Store
-from fsmeta.types import CHUNK_BYTES, NO_PARENT, Ino, SliceId, SliceKind
+from fsmeta.types import CHUNK_BYTES, NO_PARENT, Ino, SliceId, SliceKind, is_name
 from fsmeta.volume import VolumeFormat, unpack_format
 from fsmeta.walk import fields_of
 
@@ -36,7 +39,7 @@ _ROWS_AT_ONCE: Final = 200
 _TELL_EVERY: Final = 1000  # rows
 _FIELDS: Final = frozenset(
     {schema.ATTR_FIELD, schema.VOLATILE_FIELD, schema.LINK_FIELD, schema.HOME_FIELD}
-    | {schema.NAMELESS_FIELD, schema.ORIGIN_FIELD}
+    | {schema.NAMELESS_FIELD, schema.ORIGIN_FIELD, XATTRS_FIELD}
 )
 
 Progress = Callable[[str], None]  # told now and then how far it is
@@ -94,8 +97,8 @@ class Examination:
         says_acls = self._check_format()
         self._read_all("inodes", schema.INODE_PREFIX, self._read_inode)
         tables.read()
-        for row, fields in self._rows(schema.ACL_PREFIX, 5):
-            tables.read_acl(row, fields)
+        for row, found in self._rows(schema.ACL_PREFIX, 5):
+            tables.read_acl(row, found.fields)
         for count, row in enumerate(self._row_names(schema.DIR_PREFIX)):
             self._read_dir(row)
             if count % _TELL_EVERY == 0:
@@ -137,12 +140,10 @@ class Examination:
             self.notes.report(0, str(error))
         return says_acls is not None
 
-    def _read_all(
-        self, what: str, prefix: bytes, read: Callable[[bytes, dict[bytes, bytes]], None]
-    ) -> None:
-        for count, (row, fields) in enumerate(self._rows(prefix)):
+    def _read_all(self, what: str, prefix: bytes, read: Callable[[bytes, InodeRow], None]) -> None:
+        for count, (row, found) in enumerate(self._rows(prefix)):
             try:
-                read(row, fields)
+                read(row, found)
             except Corrupt as error:
                 self.notes.unreadable += 1
                 self.notes.report(schema.id_of(row), str(error))
@@ -161,13 +162,13 @@ class Examination:
                     self.notes.report(0, f"row {row!r} is nothing we know")
             cursor = page.cursor
 
-    def _rows(self, prefix: bytes, length: int = 9) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+    def _rows(self, prefix: bytes, length: int = 9) -> Iterator[tuple[bytes, InodeRow]]:
         names = self._row_names(prefix, length)
         while batch := list(islice(names, _ROWS_AT_ONCE)):
-            yield from zip(batch, self._store.read_rows(batch), strict=True)
+            yield from zip(batch, read_inodes(self._store, batch), strict=True)
 
-    def _read_inode(self, row: bytes, fields: dict[bytes, bytes]) -> None:
-        notes = self.notes
+    def _read_inode(self, row: bytes, found: InodeRow) -> None:
+        notes, fields = self.notes, found.fields
         ino = Ino(schema.id_of(row))
         a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
         if a is None or v is None:
@@ -176,7 +177,7 @@ class Examination:
             return
         attr = schema_inode.unpack_inode(ino, a, v)
         _require_id(row, schema.ATTR_FIELD, attr.parent)
-        used = 0
+        used = charged(self._xattrs(row, found))
         counted: list[tuple[Ino, int]] = []
         for field, value in fields.items():
             if field[:1] == b"p" and len(field) == 9:
@@ -188,7 +189,7 @@ class Examination:
                 if index * CHUNK_BYTES >= attr.size:
                     notes.report(ino, f"has {attr.size} bytes and something in chunk {index}")
                 used += self._read_chunk(row, ino, index, value)
-            elif field not in _FIELDS and field[:1] != b"x":
+            elif field not in _FIELDS and not is_xattr(field):
                 notes.report(ino, f"has a field {field!r} that is nothing we know")
         if used != attr.used:
             notes.report(ino, f"says {attr.used} bytes are used, its slices cover {used}")
@@ -197,6 +198,17 @@ class Examination:
         for parent, names in counted:
             notes.spill.add("counted", ino, parent, names)
         notes.add_inode(attr, self._home(ino, fields.get(schema.HOME_FIELD)))
+
+    def _xattrs(self, row: bytes, found: InodeRow) -> int:
+        """What the inode says that its extended attributes cost. Raises: Corrupt."""
+        said, total = counted_xattrs(row, found.fields), cost_of(found.fields) + found.left_out
+        if not 0 <= said <= total:
+            ino = schema.id_of(row)
+            self.notes.report(ino, f"counts {said} bytes of extended attributes, it has {total}")
+            text = f"inode {ino} counts the bytes of its extended attributes"
+            value = b"%d" % total if total else None
+            self.notes.mend(Stage.TABLES, row, XATTRS_FIELD, value, text)
+        return said
 
     def _read_chunk(self, row: bytes, ino: Ino, index: int, value: bytes) -> int:
         """Note a chunk's slices; the bytes that they cover."""
@@ -232,6 +244,9 @@ class Examination:
                 notes.spill.add("shelved", source_of(parent), name, ino)
             if crosses(parent, ino):
                 notes.report(ino, f"is named {name!r} in {parent}, across the border of a snapshot")
+            if not is_name(name) and not is_shelf(parent):
+                notes.report(ino, f"is named {name!r} in {parent}, which can't be a name")
+                notes.spill.add("misnamed", parent, name, ino, int(kind))
             notes.spill.add("name", ino, parent, name, int(kind))
         if decoded >= 0:
             notes.spill.add("dir", parent, decoded)

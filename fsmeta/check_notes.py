@@ -19,6 +19,7 @@ _SCRIPT: Final = """
 CREATE TABLE inode(ino INTEGER PRIMARY KEY, type, nlink, parent, home, mark, uid, gid, units);
 CREATE TABLE special(ino INTEGER PRIMARY KEY, type, flags, acl, passed);  -- with ACLs or flags
 CREATE TABLE name(ino, parent, name, kind, PRIMARY KEY(ino, parent, name)) WITHOUT ROWID;
+CREATE TABLE misnamed(parent, name, ino, kind, PRIMARY KEY(parent, name)) WITHOUT ROWID;
 CREATE TABLE counted(ino, parent, names, PRIMARY KEY(ino, parent)) WITHOUT ROWID;  -- `p` fields
 CREATE TABLE dir(ino INTEGER PRIMARY KEY, decoded);  -- rows of names; 1: some of them decode
 CREATE TABLE orphan(ino INTEGER PRIMARY KEY);

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
 from fsmeta.engine import Meta
-from fsmeta.errors import StoreError
 from fsmeta.ops import clone, remove
 from fsmeta.ops.clone import Building, Child
 from fsmeta.ops.ranges import Span
@@ -101,7 +100,7 @@ class CloneBuilder:
         self.inodes += 1
         try:
             yield
-        except (OSError, StoreError):
+        except Exception:  # whatever it was; what it means is for the caller
             discard(self._meta, self.building)
             raise
 
@@ -197,7 +196,7 @@ def discard(meta: Tree, building: Building, enough: Callable[[], bool] = lambda:
             way.append(_Emptied(here.directories.pop()))
         elif here.names:
             batch, here.names = here.names[:_DISCARD_BATCH], here.names[_DISCARD_BATCH:]
-            meta.run(remove.expire, ROOT_CALLER, here.ino, batch)
+            here.gone += meta.run(remove.expire, ROOT_CALLER, here.ino, batch)
         elif not here.fill(meta):
             way.pop()
     meta.run(clone.discard_root, ROOT_CALLER, building)
@@ -211,9 +210,18 @@ class _Emptied:
         self.ino = ino
         self.names: list[Dentry] = []
         self.directories: list[Ino] = []  # among the names, and not empty yet
+        self.gone = 0  # names that have gone in this pass
+        self._cursor: bytes | None = b""  # None: the pass is over
 
     def fill(self, meta: Tree) -> bool:
-        """Read a page; False where the directory is empty."""
-        self.names, _ = meta.names(self.ino)
+        """Read a page with names; False after a pass by which none went."""
+        while True:
+            if self._cursor is None:
+                if not self.gone:
+                    return False
+                self._cursor, self.gone = b"", 0
+            self.names, self._cursor = meta.names(self.ino, self._cursor)
+            if self.names:
+                break
         self.directories = [each.ino for each in self.names if each.type is FileType.DIR]
-        return bool(self.names)
+        return True

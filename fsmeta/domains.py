@@ -20,7 +20,7 @@ from fsmeta.types import NO_PARENT, ROOT_INO, FileType, Ino
 
 HOMES_MAX: Final = 100_000  # directories remembered; about 15 MB
 Get: TypeAlias = Callable[[Key], bytes | None]
-_DEPTH_MAX: Final = 10_000  # more than any path can name
+_DEPTH_MAX: Final = 10_000  # what lies deeper is of no domain: each may be in the way of all
 
 
 class Domains:

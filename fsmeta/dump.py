@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
@@ -24,7 +25,10 @@ from fsmeta import schema, volume
 from fsmeta.errors import ConfigError
 from fsmeta.schema_locks import GRANT_PREFIX, LOCK_PREFIX
 from fsmeta.store import DELETE, DELETE_ROW, PUT, Commit, Record, Store, Write
+from fsmeta.types import is_name
 from fsmeta.volume import VolumeFormat
+
+log = logging.getLogger(__name__)
 
 MAGIC: Final = b"slicefs metadata dump 1\n"
 _BLOCK_BYTES: Final = 256 << 10  # of msgpack; a record more may follow
@@ -217,7 +221,7 @@ def load(store: Store, source: Source, progress: Progress = _ignore) -> VolumeFo
     dumped = Dump(source)
     _prepare(store)
     settings = b""
-    inodes = count = 0
+    inodes = count = misnamed = 0
     for batch in dumped.records():
         writes: list[Write] = []
         for row, field, value in batch:
@@ -228,7 +232,15 @@ def load(store: Store, source: Source, progress: Progress = _ignore) -> VolumeFo
         _write(store, writes)
         count += len(batch)
         inodes += sum(field == schema.ATTR_FIELD for _, field, _ in batch)
+        misnamed += sum(
+            row[:1] == schema.DIR_PREFIX and not is_name(field) for row, field, _ in batch
+        )
         progress(Counted(inodes, count))
+    if misnamed:
+        log.warning(
+            "the dump has %d names that nothing can have: `slicefs fsck --repair` gives others",
+            misnamed,
+        )
     if not settings:
         raise ConfigError("the dump is damaged: it has no settings")
     begun: Write = (DELETE, schema.FORMAT, _LOADING)

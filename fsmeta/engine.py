@@ -26,7 +26,18 @@ from fsmeta.errors import ConfigError
 from fsmeta.id_supply import INO_BATCH, SLICE_BATCH, IdSupply
 from fsmeta.neighbours import Neighbours
 from fsmeta.ops import acl as acls
-from fsmeta.ops import attr, create, directory, extent, flags, link, lookup, remove, rename
+from fsmeta.ops import (
+    attr,
+    create,
+    directory,
+    extent,
+    fitting,
+    flags,
+    link,
+    lookup,
+    remove,
+    rename,
+)
 from fsmeta.ops import xattr as xattrs
 from fsmeta.ops.create import NewNode
 from fsmeta.ops.inode import Changed, Env
@@ -144,9 +155,14 @@ class Meta:
 
     # --- coherence -------------------------------------------------------------------------------
 
-    def on_change(self, listener: Callable[[Sequence[bytes] | None], None]) -> None:
-        """Tell `listener` which rows others changed (None: perhaps all), once we forgot them."""
-        self._listeners.append(listener)
+    def on_change(
+        self, listener: Callable[[Sequence[bytes] | None], None], first: bool = False
+    ) -> None:
+        """Tell `listener` which rows others changed (None: perhaps all), once we forgot them.
+
+        `first`: before those that were named earlier.
+        """
+        self._listeners.insert(0 if first else len(self._listeners), listener)
 
     def _rows_changed(self, rows: Sequence[bytes] | None) -> None:
         self._tell(self.cache.hear(rows))
@@ -222,7 +238,10 @@ class Meta:
         return self._remove(remove.rmdir, caller, parent, name)
 
     def rename(self, caller: Caller, old: Place, new: Place, flags: int = 0) -> Renamed:
-        return self._remove(rename.rename, caller, old, new, flags)
+        if not flags & rename.WHITEOUT:
+            return self._remove(rename.rename, caller, old, new, flags)
+        node = NewNode(Ino(self._inos.take()), rename.WHITEOUT_MODE)
+        return self._remove(rename.rename, caller, old, new, flags, node)
 
     def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Attr:
         return self._run(link.link, caller, ino, parent, name)
@@ -328,6 +347,10 @@ class Meta:
         """How much the quotas of a file let it grow; None where it has no limit."""
         return self._view(quota.free_space, ROOT_CALLER, ino)
 
+    def now_ns(self) -> int:
+        """What time it is for the store; this host's clock may be wrong."""
+        return self.transactor.view(lambda _txn: self.store.now_ns())
+
     def sync(self) -> None:
         """Return when what was answered survives a power loss, as far as the store can tell."""
         self.store.sync()
@@ -361,9 +384,17 @@ class Meta:
     ) -> Changed:
         """Make stored slices part of a file: (chunk index, slice) in order.
 
-        In no other name than that of `session`, where it is given. Raises: Fenced; Voided where gc
-        may have deleted them while others took us for dead.
+        In no other name than that of `session`, where it is given. Those that an earlier commit in
+        doubt has brought are left out. Raises: Fenced; Voided where gc may have deleted them while
+        others took us for dead.
         """
+        known = self.slices.settle([piece.id for _, piece in batch], self.transactor.fate)
+        if known:
+            batch, length = extent.without(batch, known)
+            if not batch:
+                attr = self.getattr(ROOT_CALLER, ino)
+                self.slices.give_up(known)
+                return Changed(attr, attr)
         ids, now_ns = [piece.id for _, piece in batch], self._now_ns()
 
         def verb(txn: Txn) -> Changed:
@@ -373,7 +404,21 @@ class Meta:
 
         args = (ino, batch, length, mtime_ns, unprivileged)
         with self.slices.committing(ids):
-            return self.transactor.run(verb, (extent.write, ROOT_CALLER, now_ns, args))
+            changed = self.transactor.run(verb, (extent.write, ROOT_CALLER, now_ns, args))
+        self.slices.give_up(known)
+        return changed
+
+    def settle_doubts(self) -> None:
+        """Find out what became of commits of slices whose answer was lost. Raises: StoreError."""
+        self.slices.settle_all(self.transactor.fate)
+
+    def fitting(self, ino: Ino, batch: Sequence[tuple[int, Slice]]) -> int:
+        """How many bytes of what `write_slices` was refused with ENOSPC or EDQUOT there is room
+        for."""
+        known = self.slices.settle([piece.id for _, piece in batch], self.transactor.fate)
+        there = sum(piece.length for _, piece in batch if piece.id in known)
+        left, _ = extent.without(batch, known)
+        return there + self._view(fitting.fitting, ROOT_CALLER, ino, left)
 
     def forget_chunks(self, inos: Iterable[Ino]) -> None:
         """Ask the store again for what is in these files."""
@@ -384,11 +429,12 @@ class Meta:
     ) -> bool:
         """Put `new` in place of `old`; False where somebody was first."""
         ids, now_ns = [piece.id for piece in new], self._now_ns()
+        exchange = extent.Exchange(old, new)
 
         def verb(txn: Txn) -> bool:
             txn.fence = self.sessions.fence_for(ids)
             env = Env(ROOT_CALLER, now_ns, *self._rules)
-            return extent.replace_prefix(txn, env, ino, index, old, new)
+            return extent.replace_prefix(txn, env, ino, index, exchange)
 
         with self.slices.committing(ids):
             return self.transactor.run(verb, (extent.replace_prefix,))

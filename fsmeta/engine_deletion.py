@@ -20,6 +20,7 @@ from fsmeta.txn import Txn
 from fsmeta.types import Ino, SessionId, SliceId
 
 _PURGE_BATCH: Final = 100  # inodes a commit; their rows are read in one request
+HOLD_BATCH: Final = 1000  # open files a commit: a check and a write each
 
 
 class DeletionVerbs:
@@ -68,18 +69,20 @@ class DeletionVerbs:
 
     def hold_orphans(self, opened: Iterable[Ino]) -> list[Ino]:
         """Those of `opened` that have lost their last name; others now know that we hold them."""
-        sid, inos = self._sid(), list(opened)
-        return self._run.run(lambda txn: sessions.hold_orphans(txn, sid, inos))
+        hold, held = partial(sessions.hold_orphans, sid=self._sid()), []
+        for batch in _batches(list(opened), HOLD_BATCH):
+            held += self._run.run(partial(hold, opened=batch))
+        return held
 
     def release_orphans(self, inos: Sequence[Ino]) -> None:
         """These orphans are open here no more."""
-        sid = self._sid()
-        self._run.run(lambda txn: sessions.release_orphans(txn, sid, inos))
+        release = partial(sessions.release_orphans, sid=self._sid())
+        for batch in _batches(inos, HOLD_BATCH):
+            self._run.run(partial(release, inos=batch))
 
     def purge(self, inos: Sequence[Ino]) -> None:
         """Remove orphans for good; the caller has made sure that nobody holds them."""
-        for begin in range(0, len(inos), _PURGE_BATCH):
-            batch = inos[begin : begin + _PURGE_BATCH]
+        for batch in _batches(inos, _PURGE_BATCH):
             while self._run.run(partial(reclaim.purge, inos=batch)):
                 pass
 
@@ -95,6 +98,11 @@ class DeletionVerbs:
 
 def _held(txn: Txn, sids: list[SessionId]) -> set[Ino]:
     return sessions.held_orphans(txn, sids)
+
+
+def _batches(inos: Sequence[Ino], size: int) -> Iterator[Sequence[Ino]]:
+    for begin in range(0, len(inos), size):
+        yield inos[begin : begin + size]
 
 
 def fields_of(run: Transactor, row: bytes, at_most: int) -> Iterator[tuple[bytes, bytes]]:

@@ -18,6 +18,7 @@ from fsmeta.ops.lock import Answer, Ask
 from fsmeta.schema import inode_row
 from fsmeta.schema_locks import Kind, Lock, Owner, Wait
 from fsmeta.schema_sessions import SessionRecord
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.transact import Transactor
 from fsmeta.txn import Txn
 from fsmeta.types import Attr, Ino, SessionId
@@ -63,7 +64,7 @@ class LockVerbs:
 
         `waits_at`: where else the owner may be waiting. `guess`: nobody else has had to do with
         this file's locks, as far as we know.
-        Raises: EDEADLK, ENOLCK, ESTALE.
+        Raises: EDEADLK, ENOLCK, ESTALE, Fenced.
         """
         row = rows.lock_row(ino)
         if not self._run.store.vouches():
@@ -83,6 +84,8 @@ class LockVerbs:
             return lock.setlk(txn, ask, attempts == 1)
 
         answer = self._run.run(verb)
+        if answer.session != self._sid():  # the answer was lost, and then the session
+            raise Fenced(f"session {answer.session} has ended, and its locks are gone")
         self.on_handed()
         return answer
 
@@ -151,7 +154,13 @@ class LockVerbs:
         self, tickets: Sequence[int], owners: Sequence[int], waits: Callable[[int], bool]
     ) -> None:
         """Waits that are over, and owners that wait no more, need not stand in the store."""
-        self._run.run(lambda txn: lock.tidy(txn, self._sid(), tickets, owners, waits))
+        for begin in range(0, max(len(tickets), len(owners)), COMMIT_OPS_ENOUGH // 2):
+            part = slice(begin, begin + COMMIT_OPS_ENOUGH // 2)
+
+            def verb(txn: Txn, part: slice = part) -> None:
+                lock.tidy(txn, self._sid(), tickets[part], owners[part], waits)
+
+            self._run.run(verb)
 
     def release_session(self, sid: SessionId, run: Transactor) -> None:
         """Give up all locks of a session that can't take any more."""

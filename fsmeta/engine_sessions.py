@@ -10,13 +10,14 @@ any thread.
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
 from fsmeta import schema, volume
 from fsmeta.engine_locks import LockVerbs
-from fsmeta.errors import Fenced, Rewound, Voided
+from fsmeta.errors import Ambiguous, Fenced, Rewound, StoreError, Voided
 from fsmeta.ops import reclaim
 from fsmeta.ops import session as sessions
 from fsmeta.ops.session import Belongings
@@ -27,6 +28,8 @@ from fsmeta.transact import Transactor
 from fsmeta.txn import Txn
 from fsmeta.types import SessionId
 from fsmeta.volume import VolumeFormat
+
+log = logging.getLogger(__name__)
 
 DOUBTFUL_MAX: Final = 20  # beats while the store is away; the last few may yet arrive
 
@@ -76,7 +79,18 @@ class SessionVerbs:
         self._uuid = settings.uuid
         self._obey(settings)
         self._run.fence = schema.session_row(record.id)
+        if ended is not None:
+            self._take_leave_of(ended)
         return record
+
+    def _take_leave_of(self, ended: SessionId) -> None:
+        """Remember what our session had committed last, which the store then need not."""
+        row = schema.session_row(ended)
+        try:
+            self._run.remember_ended(row, self._run.view(lambda txn: txn.get_row(row)))
+            self._run.run(lambda txn: sessions.forget_ended(txn, ended))
+        except StoreError as error:
+            log.info("session %d stays in the table of those that have ended: %s", ended, error)
 
     def fence_for(self, ids: Iterable[int], session: SessionId | None = None) -> bytes | None:
         """The session in whose name new slices may be committed; no other than `session`.
@@ -104,6 +118,10 @@ class SessionVerbs:
             _close_own(self._run, self._locks, session.id)
         except Fenced:
             pass  # others ended it first
+        except Ambiguous as error:
+            if not isinstance(error.__cause__, Voided):
+                raise
+            # its row is gone, and with it what we did last: which was that, or others were first
         finally:
             self.own = None  # not before: the last commits may have to follow new settings
         self._run.fence = None
@@ -205,7 +223,7 @@ def _close_own(run: Transactor, locks: LockVerbs, sid: SessionId) -> None:
         if error.errno != errno.ENOTEMPTY:
             raise
         locks.release_session(sid, run)
-        run.run(lambda txn: sessions.bury_session(txn, sid))
+        run.run(lambda txn: sessions.erase_session(txn, sid))
     run.unfenced().run(lambda txn: sessions.forget_last_commit(txn, sid))
 
 

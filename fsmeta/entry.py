@@ -246,7 +246,7 @@ def subjects(name: str, args: Sequence[Any]) -> Subjects:
     if name in ("unlink", "rmdir"):
         return Subjects((args[0],), (), (Place(args[0], args[1]),))
     if name == "rename":
-        old, new, flags = args
+        old, new, flags = args[:3]
         both = (old, new) if flags == rename.EXCHANGE else (old,)
         return Subjects((old.parent, new.parent), (), both)
     if name == "link":

@@ -8,7 +8,7 @@
     │   └── Refused           the store does not take such a request, however often it is sent
     ├── Ambiguous             a commit was sent and its answer lost: send the same commit again
     ├── Fenced                this client's session has been ended by others: it may not write
-    ├── Voided                a slice's objects may be gone: written by a session that was ended
+    ├── Voided                a session that was ended has taken along what this relies on
     ├── Outdated              the volume's settings have changed: read them, run the verb again
     ├── Rewound               the store has gone back behind what it answered: it may not write
     ├── LimitExceeded         an `add` would pass its limit; carries which one
@@ -24,6 +24,8 @@ errnos.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 
 class StoreError(Exception):
@@ -46,8 +48,23 @@ class Refused(Unavailable):
     """The store does not take what the request asks for; others may be taken."""
 
 
+class Doubt(NamedTuple):
+    """A commit whose answer never came: by this the store knows what became of it."""
+
+    fence: bytes  # row of the session
+    worker: bytes  # field of it that remembers the last commit of a worker
+    number: int
+
+
 class Ambiguous(StoreError):
-    """The request may have been applied; only an identical repeat is safe."""
+    """The request may have been applied; only an identical repeat is safe.
+
+    With a `doubt` it can be found out later what became of it: `Transactor.fate`.
+    """
+
+    def __init__(self, text: str, doubt: Doubt | None = None) -> None:
+        super().__init__(text)
+        self.doubt = doubt
 
 
 class Fenced(StoreError):
@@ -55,7 +72,11 @@ class Fenced(StoreError):
 
 
 class Voided(StoreError):
-    """A slice was written in a session that others ended; gc may have deleted its objects."""
+    """It was begun in a session that others ended, and what it relies on may be gone since.
+
+    That is the objects of a slice, which gc may have deleted, or what became of a commit, which
+    the store has forgotten.
+    """
 
 
 class Outdated(StoreError):

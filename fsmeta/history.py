@@ -17,6 +17,7 @@ class Review(NamedTuple):
 
     refusal: str = ""  # why no volume may live there; "" if it may
     warnings: tuple[str, ...] = ()  # what may be lost, one line each
+    notes: tuple[str, ...] = ()  # as `warnings`, of what many choose for its speed
 
 
 class History(Protocol):

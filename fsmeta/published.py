@@ -40,7 +40,8 @@ class _Beneath:
         self.history = inner.history
         self.read, self.read_many, self.read_linked = inner.read, inner.read_many, inner.read_linked
         self.read_rows, self.scan, self.scan_rows = inner.read_rows, inner.scan, inner.scan_rows
-        self.everything, self.sync = inner.everything, inner.sync
+        self.read_short_rows = inner.read_short_rows
+        self.everything, self.sync, self.now_ns = inner.everything, inner.sync, inner.now_ns
 
     @property
     def round_trips(self) -> int:

@@ -28,11 +28,11 @@ from fsmeta.sealed import SEALED_INO
 from fsmeta.store import limit_field
 from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Ino, StatFs, Usage
+from fsmeta.volume import require
 
 DIR: Final = b"d"
 USER: Final = b"u"
 GROUP: Final = b"g"
-DEPTH_MAX: Final = 10_000  # more directories above one another than any path can name
 _ROOT_ROW: Final = schema.inode_row(ROOT_INO)
 _OUTSIDE: Final = schema.inode_row(SEALED_INO)  # this and what follows lies not below the root
 _NONE: Final = schema.pack_u64(NO_PARENT)
@@ -100,7 +100,7 @@ def above(txn: Txn, directory: Ino) -> list[bytes]:
     while row != _ROOT_ROW and row < _OUTSIDE:
         a = txn.glance(row, ATTR_FIELD)
         parent = a[_PARENT_AT : _PARENT_AT + 8] if a is not None else _NONE
-        if parent == _NONE or len(nodes) > DEPTH_MAX:
+        if parent == _NONE or len(nodes) > len(txn.reads):  # it has come twice
             raise schema.corrupt(directory, ATTR_FIELD, "is not below the root")
         nodes.append(DIR + row[1:])
         row = schema.INODE_PREFIX + parent
@@ -129,7 +129,7 @@ def first_parent(txn: Txn, attr: Attr, without: Ino = NO_PARENT) -> Ino:
     It is asked for anew, and checked by the commit.
     """
     row = schema.inode_row(attr.ino)
-    fields = txn.get_row(row)
+    fields = txn.get_inodes([row])[0].fields
     for field in schema.ATTR_FIELDS:
         txn.expect_same(row, field, fields.get(field))
     parents = [schema.id_of(field) for field in fields if field[:1] == b"p" and len(field) == 9]
@@ -237,18 +237,32 @@ def rooms(txn: Txn, nodes: Sequence[bytes]) -> list[Room]:
 
 def free_space(txn: Txn, env: Env, ino: Ino) -> int | None:
     """How much a file may still grow before a quota refuses it; None where there is no limit."""
-    attr = get_attr(txn, ino)
-    if attr.mark != env.epoch or not attr.mark or not attr.nlink:
+    return _least(_quotas_of(txn, env, get_attr(txn, ino)))
+
+
+def free_space_of_all(txn: Txn, env: Env, attr: Attr) -> int | None:
+    """As `free_space`, before a quota or the volume refuses it."""
+    if not attr.nlink:
         return None
-    nodes = [*owners(attr.uid, attr.gid), *above(txn, home(txn, attr))]
-    limited = [room for room in rooms(txn, nodes) if room.limit.space]
+    return _least([volume_room(txn), *_quotas_of(txn, env, attr)])
+
+
+def _quotas_of(txn: Txn, env: Env, attr: Attr) -> list[Room]:
+    """What counts a file, but for the volume."""
+    if attr.mark != env.epoch or not attr.mark or not attr.nlink:
+        return []
+    return rooms(txn, [*owners(attr.uid, attr.gid), *above(txn, home(txn, attr))])
+
+
+def _least(found: Sequence[Room]) -> int | None:
+    """The least space that limits leave; None where there is none of them."""
+    limited = [room for room in found if room.limit.space]
     return min((room.limit.space - room.used.space for room in limited), default=None)
 
 
 def statfs(txn: Txn, env: Env, ino: Ino) -> StatFs:
     """statfs(2) in a directory: of all limits above it, the one that leaves least."""
-    volume = usage(txn)
-    found = [Room(volume, env.limits)]
+    found = [volume_room(txn)]
     if env.epoch and ino != ROOT_INO:
         stable = get_stable(txn, ino)
         if stable.parent != NO_PARENT:  # else it has been removed, or has several names
@@ -263,10 +277,9 @@ def _left(used: int, limit: int) -> float:
     return limit - used if limit else inf
 
 
-def usage(txn: Txn) -> Usage:
-    """What the volume takes up now."""
-    space, inodes = txn.get_many(((schema.USAGE, schema.SPACE), (schema.USAGE, schema.INODES)))
-    return Usage(
-        schema.unpack_count(schema.USAGE, schema.SPACE, space),
-        schema.unpack_count(schema.USAGE, schema.INODES, inodes),
-    )
+def volume_room(txn: Txn) -> Room:
+    """What the volume takes up now, and its limits as they are now, in one request."""
+    counters = (schema.USAGE, schema.SPACE), (schema.USAGE, schema.INODES)
+    *counts, settings = txn.get_many((*counters, (schema.FORMAT, schema.FORMAT_FIELD)))
+    space, inodes = map(schema.unpack_count, *zip(*counters, strict=True), counts)
+    return Room(Usage(space, inodes), require(settings).limits)

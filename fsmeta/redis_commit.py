@@ -29,7 +29,7 @@ from fsmeta.errors import (
 from fsmeta.redis_channel import Channel, NoScript
 from fsmeta.redis_history import Answers
 from fsmeta.redis_requests import Script, as_msgpack, ask, pack
-from fsmeta.store import ADD, DELETE, DELETE_ROW, FENCE_FIELD, Applied, Commit, is_table
+from fsmeta.store import ADD, APPEND, DELETE, DELETE_ROW, FENCE_FIELD, Applied, Commit, is_table
 
 _SCRIPT: Final = Script(resources.files("fsmeta").joinpath("redis_commit.lua").read_bytes())
 _GONE_BACK: Final = 4  # an answer of the script
@@ -156,13 +156,17 @@ def _prefixed(
 def _is_relief(commit: Commit) -> bool:
     """Whether a store that is full should take a commit: it frees something, or only keeps books.
 
-    Sessions join, beat and leave, and whoever leads deletes.
+    Sessions join, beat and leave, and whoever leads deletes. A commit that gives a record more at
+    its end frees nothing by what it deletes besides: appends to a file drop its capabilities.
     """
     if commit.fence is None:
         return all(is_table(write[1]) or write[2] == FENCE_FIELD for write in commit.writes)
+    grows = any(write[0] == APPEND and write[3] and len(write[1]) > 1 for write in commit.writes)
     for write in commit.writes:
         op = write[0]
-        if op in (DELETE, DELETE_ROW) or (op == ADD and write[3][:1] == b"-"):
+        if op in (DELETE, DELETE_ROW) and not grows:
+            return True
+        if op == ADD and write[3][:1] == b"-":
             return True
     return all(is_table(write[1]) or write[1] == commit.fence for write in commit.writes)
 

@@ -88,17 +88,19 @@ class RedisHistory:
                 f"--redis-wait {self._replicas}: Redis has {following} replicas: start others,"
                 " or wait for fewer"
             )
-        return Review(warnings=tuple(self._losses(info)))
+        if info.get("aof_enabled") != "1":
+            return Review(warnings=tuple(self._losses()))
+        if self._setting(b"appendfsync") in ("always", None):
+            return Review()
+        return Review(
+            notes=(
+                "Redis writes its log once a second or later: a loss of power may lose what it was"
+                " told last, fsync or not; `appendfsync always` in redis.conf is safe, and slower",
+            )
+        )
 
-    def _losses(self, info: dict[str, str]) -> list[str]:
-        """What may be lost, as far as Redis lets us know its configuration."""
-        if info.get("aof_enabled") == "1":
-            if self._setting(b"appendfsync") in ("always", None):
-                return []
-            return [
-                "Redis writes its log once a second or later (appendfsync is not `always`): a loss"
-                " of power may lose what it was told last, fsync or not"
-            ]
+    def _losses(self) -> list[str]:
+        """What a Redis without a log may lose, as far as it lets us know its configuration."""
         saves = self._setting(b"save")
         if saves is None or saves:
             return [

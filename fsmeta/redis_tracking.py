@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _CHANNEL: Final = "__redis__:invalidate"
 _PING_EVERY_S: Final = 1.0
 _RETRY_S: Final = 0.5
+AWAY_S: Final = 1.0  # Redis that is away for longer is worth a line in the log
 _LOOK_EVERY_S: Final = 5.0  # 50,000 keys at 10,000 a second: a twentieth of the usual table
 _NEARLY_FULL: Final = 0.8
 _ROOM_AGAIN: Final = 0.6
@@ -74,6 +75,8 @@ class Tracking:
         self._answered = False  # something has come since the last ping; by `_hearing`
         self._busy = False  # somebody takes in what has arrived; written under _hearing
         self._input: select.epoll | None = None  # of the connection, while there is one
+        self._lost_at = runtime.monotonic()  # when the last connection was lost; the thread's
+        self._told_away = False  # the log says that Redis is away; the thread's
         self._stop = runtime.event()
         self._ready = runtime.event()
         self._thread = runtime.spawn("redis-tracking", self._listen_on)
@@ -142,15 +145,25 @@ class Tracking:
         while not self._stop.is_set():
             connection, asking = self._make(), self._make()
             self._connection = connection
+            why: object = "it is silent"
             try:
                 self._listen(connection, asking)
-            except (redis.RedisError, OSError):
-                pass  # said by `_lose`; the retry loop is this one
+            except (redis.RedisError, OSError) as error:
+                why = error  # the retry loop is this one
+                self._lost_at = self._runtime.monotonic() if self._client_id else self._lost_at
             finally:
                 self._lose()
                 connection.disconnect()
                 asking.disconnect()
+            self._tell_away(why)
             self._stop.wait(_RETRY_S)
+
+    def _tell_away(self, why: object) -> None:
+        """Say so, once, where Redis has been away for AWAY_S."""
+        for_s = self._runtime.monotonic() - self._lost_at
+        if for_s >= AWAY_S and not self._told_away and not self._stop.is_set():
+            self._told_away = True
+            log.warning("Redis does not answer, so calls wait: %s", why)
 
     def _listen(self, connection: ServerConnection, asking: ServerConnection) -> None:
         asking.connect()
@@ -162,6 +175,10 @@ class Tracking:
         self._attached = False
         self._run = connection.run
         self._client_id = client_id
+        if self._told_away:
+            self._told_away = False
+            away_s = self._runtime.monotonic() - self._lost_at
+            log.warning("Redis answers again, after %.0f s", away_s)
         self._on_lost()  # connections made before now redirect elsewhere
         assert connection._sock is not None
         with select.epoll() as arrived:
@@ -194,6 +211,7 @@ class Tracking:
                     self._take_all(connection)
                 waiting = False
             elif waiting and not self._answered:
+                self._lost_at = self._runtime.monotonic() - _PING_EVERY_S
                 return
             else:
                 self._answered = False

@@ -12,8 +12,9 @@ noted by `check` itself (`Remedy`); inodes are mended here. Memory is that of a 
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
+from itertools import count as count_up
 from typing import Final
 
 from fsmeta import schema, schema_inode, schema_slices
@@ -21,11 +22,14 @@ from fsmeta.check import Checked, Examination
 from fsmeta.check_notes import KEPT_MAX, Known, Stage
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError, Corrupt
+from fsmeta.inode_rows import read_inodes
 from fsmeta.ops import session
-from fsmeta.repair_snapshots import Shelves
+from fsmeta.repair_snapshots import Shelves, spare_name
 from fsmeta.schema_sessions import unpack_session
+from fsmeta.schema_xattrs import charged, counted
 from fsmeta.sealed import is_sealed, is_shelf
 from fsmeta.slices import covered
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.trash import is_trash
 from fsmeta.txn import Txn
 from fsmeta.types import (
@@ -88,7 +92,7 @@ def _end_unreadable_sessions(meta: Meta) -> Iterator[str]:
 def _end_session(txn: Txn, field: bytes) -> None:
     txn.delete(schema.SESSIONS, field)
     if len(field) == 8:
-        session.bury_session(txn, SessionId(schema.id_of(field)))
+        session.erase_session(txn, SessionId(schema.id_of(field)))
 
 
 class _Pass:
@@ -112,14 +116,15 @@ class _Pass:
         made += yield from _counted(self._shelves.mend())
         if not made:
             done += yield from _counted(self._remedies(Stage.NAMES))
+            done += yield from _counted(self._misnamed())
             done += yield from _counted(self._inodes())
         if not done + made:
             yield from self._usage()
             yield from self._remedies(Stage.COUNTERS)
 
     def _commit(self, *writes: tuple[bytes, bytes | None, bytes | None]) -> None:
-        def verb(txn: Txn) -> None:
-            for row, field, value in writes:
+        def verb(txn: Txn, part: Sequence[tuple[bytes, bytes | None, bytes | None]]) -> None:
+            for row, field, value in part:
                 if field is None:
                     txn.delete_row(row)
                 elif value is None:
@@ -127,7 +132,8 @@ class _Pass:
                 else:
                     txn.put(row, field, value)
 
-        self._meta.transactor.run(verb)
+        for begin in range(0, len(writes), COMMIT_OPS_ENOUGH):
+            self._meta.transactor.run(partial(verb, part=writes[begin : begin + COMMIT_OPS_ENOUGH]))
         self._meta.cache.drop({row for row, _, _ in writes})
 
     def _remedies(self, stage: Stage) -> Iterator[str]:
@@ -136,12 +142,27 @@ class _Pass:
             self._commit((row, field, value))
             yield said
 
+    def _misnamed(self) -> Iterator[str]:
+        """What has a name that nobody can use gets another one in its place."""
+        found = self._notes.spill.rows("SELECT parent, name, ino, kind FROM misnamed")
+        for parent, name, ino, kind in found:
+            if self._notes.inode(ino) is None:
+                continue  # the name goes
+            row, new = schema.dir_row(parent), spare_name(ino)
+            for number in count_up(1):
+                if self._store.read([(row, new)])[0] is None:
+                    break
+                new = b"%b.%d" % (spare_name(ino), number)
+            dentry = schema.pack_dentry(FileType(kind), ino)
+            self._commit((row, name, None), (row, new, dentry))
+            yield f"name {name!r} in inode {parent} can't be used: it is {new.decode()} now"
+
     def _directories(self) -> Iterator[str]:
         """Names whose directory is gone get one again; /lost+found has it next."""
         for ino in self._notes.concerned():
             gone = self._notes.inode(ino) is None and self._notes.has("dir", ino)
             special = is_trash(ino) or is_shelf(ino)
-            if not gone or special or self._store.read_rows([schema.inode_row(ino)])[0]:
+            if not gone or special or self._store.scan(schema.inode_row(ino), limit=1).items:
                 continue
             if self._store.scan(schema.dir_row(ino), limit=1).items:
                 attr = schema_inode.new_attr(ino, 0o40700, 0, 0, NO_PARENT, self._now_s * 10**9)
@@ -155,7 +176,7 @@ class _Pass:
             known = self._notes.inode(ino)
             if known is None or self._notes.has("clone", ino):  # a mount will remove the clone
                 continue
-            fields = self._store.read_rows([schema.inode_row(ino)])[0]
+            fields = read_inodes(self._store, [schema.inode_row(ino)])[0].fields
             attr = schema_inode.unpack_inode(
                 ino, fields[schema.ATTR_FIELD], fields[schema.VOLATILE_FIELD]
             )
@@ -214,7 +235,8 @@ class _Pass:
         ino = attr.ino
         chunks = [(f, v) for f, v in fields.items() if f[:1] == b"c" and len(f) == 5]
         listed = (schema_slices.unpack_slices(ino, schema.id_of(f), v) for f, v in chunks)
-        attr = attr._replace(used=sum(covered(slices) for slices in listed))
+        beside = charged(counted(schema.inode_row(ino), fields))
+        attr = attr._replace(used=sum(covered(slices) for slices in listed) + beside)
         count = sum(names.values())
         if ino != ROOT_INO and not count:
             if attr.nlink and not self._notes.has("orphan", ino):

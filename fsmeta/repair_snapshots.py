@@ -18,7 +18,7 @@ from fsmeta.schema_snapshots import SNAPSHOTS, Snapshot, pack_snapshot, unpack_s
 from fsmeta.sealed import SEALED_INO, is_sealed, is_shelf, shelf_of, source_of
 from fsmeta.store import Store
 from fsmeta.trash import TRASH_INO
-from fsmeta.types import NAME_MAX, NO_PARENT, SPACE_UNIT_BYTES, Attr, FileType, Ino
+from fsmeta.types import NO_PARENT, SPACE_UNIT_BYTES, Attr, FileType, Ino, is_name
 
 Write = tuple[bytes, bytes | None, bytes | None]
 Commit = Callable[..., None]  # some `Write`s at once
@@ -112,8 +112,8 @@ class Shelves:
         if not 0 < record.source < SEALED_INO:
             return
         place = Place(record.source, record.name)
-        if self._store.read([(place.row, place.name)])[0] is not None or not _is_name(place.name):
-            place = place._replace(name=_spare_name(record.root))
+        if self._store.read([(place.row, place.name)])[0] is not None or not is_name(place.name):
+            place = place._replace(name=spare_name(record.root))
         self._commit(
             (place.row, place.name, schema.pack_dentry(FileType.DIR, record.root)),
             (SNAPSHOTS, schema.pack_u64(record.root), _packed(record, place)),
@@ -148,7 +148,7 @@ class Shelves:
     def _source(self, source: Ino) -> Iterator[str]:
         """A directory that is gone and has snapshots is made again, so that they are reached."""
         row = schema.inode_row(source)
-        if not 0 < source < SEALED_INO or self._store.read_rows([row])[0]:
+        if not 0 < source < SEALED_INO or self._store.scan(row, limit=1).items:
             return
         attr = schema_inode.new_attr(source, 0o40700, 0, 0, NO_PARENT, self._now_s * 10**9)
         self._commit(
@@ -171,7 +171,7 @@ class Shelves:
     def bring_back(self, known: Known, attr: Attr, counted: Iterable[Ino]) -> Iterator[str]:
         """What no name leads to gets one where it was; a snapshot is listed a pass later."""
         place = self.home(known, counted)
-        key = (schema.dir_row(place or NO_PARENT), _spare_name(known.ino))
+        key = (schema.dir_row(place or NO_PARENT), spare_name(known.ino))
         if place is None or self._store.read([key])[0] is not None:
             return
         self._commit((*key, schema.pack_dentry(attr.type, known.ino)))
@@ -182,10 +182,6 @@ def _packed(record: Snapshot, place: Place) -> bytes:
     return pack_snapshot(record._replace(source=place.source, name=place.name))
 
 
-def _spare_name(ino: Ino) -> bytes:
+def spare_name(ino: Ino) -> bytes:
+    """What an inode is called that has lost its name."""
     return b"#%d" % ino
-
-
-def _is_name(name: bytes) -> bool:
-    """Whether the name of a snapshot can be one."""
-    return 0 < len(name) <= NAME_MAX and name not in (b".", b"..") and not {*b"/\0"} & {*name}

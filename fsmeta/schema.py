@@ -9,13 +9,14 @@ directory, and what is kept as a map, here.
                  c<index4>    slices of one 64 MiB chunk, SLICE records appended
                  l            symlink target
                  x<name>      extended attribute, 0x01 then its value
+                 y            decimal: what those cost, see `schema_xattrs`
                  p<parent8>   decimal count of names in that directory; only when `a.parent` is 0
                  h            directory where it counts, 8 bytes; only when `a.parent` is 0
                  t            1: made without a name (O_TMPFILE), link(2) may give it one
                  o            in the trash: its whole name, where the one there is cut
     d<ino8>      <name>       DENTRY; a directory without names has no row
     s<session8>  a            the session is alive (FENCE_FIELD): the edition it must follow
-                 w<worker2>   last sequence this worker has committed, 8 bytes
+                 w<worker2>   last sequence this worker has committed, 8 bytes; in E it stays
                  h<ino8>      the session holds this orphan open
                  n            Redis: token of the client, 8 bytes, highest sequence committed, 8
     E            <session8>   `n` of a session that others ended, or 1: proof for who rejoins
@@ -53,7 +54,8 @@ Invariants (what `check` verifies):
 - `a.parent` is the only directory that names a file, or 0 and then the `p` fields count names;
 - the root of a clone in K has no name; an hour of the trash with names is in T;
 - an inode is in O exactly when nlink is 0; its chunks stay until no session holds it;
-- `v.used` is the bytes its chunks cover; `U` is the sum over inodes that have names;
+- `v.used` is the bytes its chunks cover, and what `y` has beyond a page;
+- `U` is the sum over inodes that have names;
 - a chunk's slices fit into it; the chunks that list a slice and its drops in X are one more than R;
 - a chunk begins below the file's size; what is in P is in R;
 - an ACL that an inode names exists, and F says that there are some; symlinks have none, only

@@ -34,6 +34,7 @@ _MARK: Final = 4  # bits by which the mark is shifted: it is the upper half of t
 MARKS: Final = 16
 _VOLATILE_V1: Final = 1
 _NLINK_AT: Final = 9
+_ATIME_AT: Final = 21
 _MTIME_AT: Final = 29
 _CTIME_AT: Final = 37
 _EPOCH: Final = 1 << 63  # times are stored unsigned with this bias, so years before 1970 sort too
@@ -153,6 +154,16 @@ def nlink_parts(delta: int) -> Parts:
 def ctime_parts(now_ns: int) -> Parts:
     """A MERGE into `v` that sets only ctime."""
     return _CTIME_AT, pack_u64(now_ns + _EPOCH)
+
+
+def times_parts(before: Attr, after: Attr) -> Parts:
+    """A MERGE into `v` that sets ctime, and of the other times those that differ."""
+    parts: Parts = ()
+    if before.atime_ns != after.atime_ns:
+        parts += (_ATIME_AT, pack_u64(after.atime_ns + _EPOCH))
+    if before.mtime_ns != after.mtime_ns:
+        parts += (_MTIME_AT, pack_u64(after.mtime_ns + _EPOCH))
+    return (*parts, *ctime_parts(after.ctime_ns))
 
 
 def attr_keys(ino: int) -> tuple[Key, Key]:

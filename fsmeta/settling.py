@@ -9,7 +9,7 @@ when something is published or refused.
 
 from __future__ import annotations
 
-from fsmeta.backlog import Backlog
+from fsmeta.backlog import Backlog, Goal
 from fsmeta.entry import EVERY, Entry
 from fsmeta.runtime import Condition, Runtime
 
@@ -35,13 +35,10 @@ class Settling:
             while self._backlog.moves(upto):
                 self._cond.wait()
 
-    def await_domain(self, domain: int | None, upto: int, deadline: float) -> bool:
-        """Wait until all up to a sequence is published, of one domain or of any.
-
-        False when the monotonic `deadline` passes first.
-        """
+    def await_goal(self, goal: Goal, deadline: float) -> bool:
+        """Wait until all of `goal` is published; False if the monotonic `deadline` passes first."""
         with self._cond:
-            while self._backlog.waits(domain, upto):
+            while self._backlog.waits(*goal):
                 left = deadline - self._runtime.monotonic()
                 if left <= 0:
                     return False

@@ -5,15 +5,18 @@ this client's *floor*: it will never commit a slice below it. Sessions show thei
 beat, so `gc` knows which objects nobody is still going to refer to, without a clock
 (docs/design/0013-encryption-gc-scrub.md).
 
+Slices of a commit in doubt may be part of a file already, which others have changed since: they are
+offered again only when `settle` has said that they are not (docs/design/0049-commits-in-doubt.md).
+
 Threading: any method from any thread; one lock, held while the next batch of ids is fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
-from fsmeta.errors import Ambiguous
+from fsmeta.errors import Ambiguous, Doubt, Voided
 from fsmeta.runtime import Runtime
 from fsmeta.types import SliceId
 
@@ -46,8 +49,12 @@ class Committing:
     def __enter__(self) -> None:
         self._of.begin(self._ids)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or not issubclass(kind, Ambiguous):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
+        if isinstance(error, Ambiguous):
+            self._of.doubt(self._ids, error.doubt)
+        else:
             self._of.end(self._ids, kind is None)
 
 
@@ -60,6 +67,8 @@ class SliceIds:
         self._open: dict[int, None] = {}  # guarded by _lock, as all below; in order, so ascending
         self._busy: set[int] = set()  # in a commit, or in one whose outcome is not known
         self._given_up: set[int] = set()  # of the busy ones
+        self._doubts: dict[int, Doubt] = {}  # of the busy ones: who knows what became of them
+        self._applied: set[int] = set()  # part of a file, which their owner does not know yet
         # A lock of its own: a store that holds commits back tells of them under its lock, and
         # `take` may be waiting for that store.
         self._kept: dict[int, int] = {}  # committed, and not in the store yet; how many times
@@ -75,7 +84,7 @@ class SliceIds:
     def committing(self, ids: Collection[int]) -> Committing:
         """Around a commit of these slices: where it works they are no longer open.
 
-        Where its outcome is unknown they stay open for good: it may be applied any time.
+        Where its outcome is unknown they stay open until it is known: see `settle`.
         """
         return Committing(self, ids)
 
@@ -98,7 +107,53 @@ class SliceIds:
         with self._lock:
             gone = set(ids)
             self._given_up |= gone & self._busy
+            self._applied -= gone
             self._close(gone - self._busy)
+
+    def doubt(self, ids: Collection[int], doubt: Doubt | None) -> None:
+        """It may have worked. Without a `doubt` nobody will ever know."""
+        if doubt is not None:
+            with self._lock:
+                self._doubts.update(dict.fromkeys(ids, doubt))
+
+    def settle(self, ids: Collection[int], fate: Callable[[Doubt], bool]) -> set[int]:
+        """Those of `ids` that a commit has made part of a file, though that was in doubt.
+
+        Ask before they are offered again. `fate` is that of `Transactor`, and so is what is raised.
+        """
+        if not self._doubts and not self._applied:
+            return set()
+        with self._lock:
+            doubts = {self._doubts[number] for number in ids if number in self._doubts}
+        for doubt in doubts:
+            self._settled(doubt, fate(doubt))
+        with self._lock:
+            return self._applied.intersection(ids)
+
+    def settle_all(self, fate: Callable[[Doubt], bool]) -> None:
+        """Ask about every commit in doubt: what is given up may lie below the floor then."""
+        with self._lock:
+            doubts = set(self._doubts.values())
+        for doubt in doubts:
+            try:
+                self._settled(doubt, fate(doubt))
+            except Voided:  # it is over, and who still has its slices is to hear so
+                self._settled(doubt, None)
+
+    def _settled(self, doubt: Doubt, applied: bool | None) -> None:
+        """What became of a commit is known; None: nobody will ever know."""
+        with self._lock:
+            ids = {number for number, each in self._doubts.items() if each == doubt}
+            gone = ids & self._given_up
+            if applied:
+                self._applied |= ids - gone
+                self._close(ids)
+            else:
+                self._close(gone)
+            over = gone if applied is None else ids
+            self._busy -= over
+            for number in over:
+                del self._doubts[number]
 
     def keep(self, ids: Iterable[int], kept: bool) -> None:
         """Commits of these are held back; or, not `kept`, one of them no more. Never waits."""

@@ -1,4 +1,4 @@
-"""The arithmetic of a chunk's slices: what shows, and how much. Pure functions.
+"""The arithmetic of a chunk's slices: what shows, and how much. No I/O.
 
 A chunk's slice list is in order of commit and a later slice hides earlier ones. Metadata needs the
 bytes covered, data the view itself, so this page belongs to both.
@@ -7,7 +7,7 @@ bytes covered, data the view itself, so this page belongs to both.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fsmeta.types import Slice, SliceKind
@@ -27,75 +27,115 @@ class Segment(NamedTuple):
         return self.pos + self.length
 
 
+class View:
+    """What shows of a chunk while slices are laid over each other, oldest first.
+
+    One more slice costs a search and the segments that it hides, however many there are. Not for
+    several threads at once.
+    """
+
+    __slots__ = ("_begins", "_parts", "end", "used")
+
+    def __init__(self, slices: Iterable[Slice] = ()) -> None:
+        self._begins: list[int] = []  # of _parts
+        self._parts: list[Segment] = []  # data only: disjoint, sorted, neighbours joined
+        self.end = 0  # of the furthest slice, holes included
+        self.used = 0  # bytes of data
+        for piece in slices:
+            self.lay(piece)
+
+    def lay(self, piece: Slice) -> None:
+        """A further slice hides what lies beneath it."""
+        begin, end = piece.pos, piece.pos + piece.length
+        if begin == end:
+            return
+        self.end = max(self.end, end)
+        begins, parts = self._begins, self._parts
+        first = bisect_right(begins, begin)
+        if first and parts[first - 1].end > begin:
+            first -= 1
+        last = bisect_left(begins, end, first)
+        shown: list[Segment] = []
+        if first < last:
+            left, right = parts[first], parts[last - 1]
+            self.used -= sum([part.length for part in parts[first:last]])
+            if left.pos < begin:
+                shown.append(left._replace(length=begin - left.pos))
+            if piece.kind is not SliceKind.HOLE:
+                shown.append(Segment(begin, end - begin, piece, piece.off))
+            if right.end > end:
+                shown.append(_from(right, end))
+            self.used += sum([part.length for part in shown])
+        elif piece.kind is not SliceKind.HOLE:
+            shown.append(Segment(begin, end - begin, piece, piece.off))
+            self.used += end - begin
+        if first and shown and _joins(parts[first - 1], shown[0]):
+            first -= 1
+            shown.insert(0, parts[first])
+        if last < len(parts) and shown and _joins(shown[-1], parts[last]):
+            shown.append(parts[last])
+            last += 1
+        if len(shown) > 1:
+            shown = _joined(shown)
+        parts[first:last] = shown
+        begins[first:last] = [part.pos for part in shown]
+
+    def between(self, begin: int, end: int) -> list[Segment]:
+        """The segments that touch `begin..end`, whole, and the holes between and before them."""
+        first = bisect_right(self._begins, begin) - 1
+        if first < 0 or self._parts[first].end <= begin:
+            first += 1
+        at = self._parts[first - 1].end if first else 0
+        out: list[Segment] = []
+        for part in self._parts[first : bisect_left(self._begins, end, first)]:
+            if part.pos > at:
+                out.append(Segment(at, part.pos - at, None, 0))
+            out.append(part)
+            at = part.end
+        return out
+
+    def segments(self) -> list[Segment]:
+        """All that shows, without gaps from 0 to the furthest slice's end."""
+        out = self.between(0, self.end)
+        at = out[-1].end if out else 0
+        if at < self.end:
+            out.append(Segment(at, self.end - at, None, 0))
+        return out
+
+
 def resolve(slices: Sequence[Slice]) -> list[Segment]:
     """The chunk as a reader sees it: contiguous segments from 0 to the furthest slice's end."""
-    if len(slices) == 1 and slices[0].pos == 0 < slices[0].length:
-        return [_segment(slices[0], 0, slices[0].length)]  # as most files are
-    end = 0
-    for piece in slices:
-        if piece.pos < end:
-            return _join(_paint(slices))
-        end = piece.pos + piece.length
-    return _join([_segment(piece, piece.pos, piece.end) for piece in slices if piece.length])
+    if len(slices) == 1 and slices[0].pos == 0 < slices[0].length:  # as most files are
+        only = slices[0]
+        if only.kind is SliceKind.HOLE:
+            return [Segment(0, only.length, None, 0)]
+        return [Segment(0, only.length, only, only.off)]
+    return View(slices).segments()
 
 
-def _segment(piece: Slice, begin: int, end: int) -> Segment:
-    """The part of `piece` that shows at `begin..end` of the chunk."""
-    if piece.kind is SliceKind.HOLE:
-        return Segment(begin, end - begin, None, 0)
-    return Segment(begin, end - begin, piece, piece.off + begin - piece.pos)
+def _from(part: Segment, begin: int) -> Segment:
+    """The rest of a segment of data, from `begin` on."""
+    skip = begin - part.pos
+    return Segment(begin, part.length - skip, part.slice, part.off + skip)
 
 
-def _paint(slices: Sequence[Slice]) -> list[Segment]:
-    """Newest first, each slice shows where nothing newer is; sorted by position."""
-    begins: list[int] = []  # disjoint painted ranges, sorted
-    ends: list[int] = []
-    shown: list[Segment] = []
-    for piece in reversed(slices):
-        begin, end = piece.pos, piece.end
-        if begin == end:
-            continue
-        first, last = bisect_left(ends, begin), bisect_right(begins, end)
-        at = begin
-        for painted in range(first, last):  # these become one range: each is passed once
-            if at < begins[painted]:
-                shown.append(_segment(piece, at, begins[painted]))
-            at = max(at, ends[painted])
-        if at < end:
-            shown.append(_segment(piece, at, end))
-        if first < last:
-            begin, end = min(begin, begins[first]), max(end, ends[last - 1])
-        begins[first:last] = [begin]
-        ends[first:last] = [end]
-    shown.sort()
-    return shown
+def _joins(left: Segment, right: Segment) -> bool:
+    """Whether two segments of data are one run of bytes."""
+    if left.pos + left.length != right.pos or left.off + left.length != right.off:
+        return False
+    a, b = left.slice, right.slice
+    return a is b or (a is not None and b is not None and _source(a) == _source(b))
 
 
-def _join(parts: list[Segment]) -> list[Segment]:
-    """`parts` (sorted, disjoint) with gaps as holes and neighbours of one slice merged."""
+def _joined(parts: list[Segment]) -> list[Segment]:
+    """`parts` (sorted, disjoint), with neighbours that are one run of bytes as one."""
     out: list[Segment] = []
-    end = 0
     for part in parts:
-        if part.pos > end:
-            _add(out, Segment(end, part.pos - end, None, 0))
-        _add(out, part)
-        end = part.end
-    return out
-
-
-def _add(out: list[Segment], part: Segment) -> None:
-    """Append `part`, merged into the last one where both are one run of bytes."""
-    if out:
-        last = out[-1]
-        if last.slice is None or part.slice is None:
-            same = last.slice is part.slice
+        if out and _joins(out[-1], part):
+            out[-1] = out[-1]._replace(length=out[-1].length + part.length)
         else:
-            same = _source(last.slice) == _source(part.slice)
-            same = same and last.off + last.length == part.off
-        if same:
-            out[-1] = last._replace(length=last.length + part.length)
-            return
-    out.append(part)
+            out.append(part)
+    return out
 
 
 def _source(piece: Slice) -> tuple[int, int, int]:
@@ -106,4 +146,21 @@ def covered(slices: Sequence[Slice]) -> int:
     """Bytes of the chunk that hold data; holes do not count (`st_blocks`)."""
     if len(slices) == 1:
         return 0 if slices[0].kind is SliceKind.HOLE else slices[0].length
-    return sum(part.length for part in resolve(slices) if part.slice is not None)
+    return View(slices).used
+
+
+def growth(old: Sequence[Slice], piece: Slice) -> int:
+    """How many bytes more of a chunk are covered with `piece`."""
+    return covered([*old, piece]) - covered(old)
+
+
+def fitting(old: Sequence[Slice], piece: Slice, room: int) -> int:
+    """How many of the first bytes of `piece` cover at most `room` bytes more of a chunk."""
+    low, high = 0, piece.length
+    while low < high:
+        middle = (low + high + 1) // 2
+        if growth(old, piece._replace(length=middle)) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -20,6 +20,7 @@ from typing import Final
 from fsmeta import schema
 from fsmeta.clones import CloneBuilder, Tree, pages
 from fsmeta.engine import Meta
+from fsmeta.inode_rows import read_inodes
 from fsmeta.ops import snapshot as verbs
 from fsmeta.schema_snapshots import Snapshot
 from fsmeta.sealed import source_of
@@ -94,8 +95,8 @@ def _differing(meta: Tree, pairs: list[tuple[Ino, Ino]]) -> int:
     rows = [schema.inode_row(ino) for pair in pairs for ino in pair]
     if not rows:
         return 0
-    found = meta.transactor.view(lambda _txn: meta.store.read_rows(rows))
-    fields = iter(found)
+    found = meta.transactor.view(lambda _txn: read_inodes(meta.store, rows))
+    fields = (each.fields for each in found)
     return sum(
         not verbs.same(ino, now, copy, then)
         for (ino, copy), now, then in zip(pairs, fields, fields, strict=False)

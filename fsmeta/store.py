@@ -37,7 +37,15 @@ from fsmeta.history import History
 
 FENCE_FIELD: Final = b"a"
 SCAN_PAGE: Final = 1000  # fields a page: ~100 kB, a few ms of any engine
-COMMIT_OPS_MAX: Final = 4096  # checks and writes together; a commit blocks Redis while it runs
+SHORT_ROW_FIELDS: Final = 128  # of a row that is read with others: all but files above 7 GiB
+SHORT_ROWS_BYTES: Final = 4 << 20  # of one such request, but for its last row: some ms of Redis
+# Checks and writes of a step, where what is to be done is done in steps. A step that is given up at
+# COMMIT_OPS_ENOUGH has room for one more thing.
+COMMIT_OPS_MAX: Final = 4096
+COMMIT_OPS_ENOUGH: Final = COMMIT_OPS_MAX // 2
+# Of any commit, which blocks Redis for about 0.3 s then. Only what counts in thousands of
+# directories above it comes near; it is refused beyond.
+COMMIT_OPS_LIMIT: Final = 1 << 15
 SUMS: Final = frozenset({b"U", b"Q"})  # schema.USAGE, schema.ACCOUNTS
 
 # What a write does; a write is the tuple given here, in the shape that engines send and apply.
@@ -99,14 +107,20 @@ class Applied(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some fields of a row, and where the next page begins; no cursor means the end."""
+    """Some fields of a row, and where the next page begins; no cursor means the end.
+
+    Only the last page may be without fields: a first page that has none is an empty row.
+    """
 
     items: list[tuple[bytes, bytes]]
     cursor: bytes | None
 
 
 class RowPage(NamedTuple):
-    """Some rows of the store, and where the next page begins; no cursor means the end."""
+    """Some rows of the store, and where the next page begins; no cursor means the end.
+
+    Any page may be without rows: looking for the next one takes as long as the store is large.
+    """
 
     rows: list[bytes]
     cursor: bytes | None
@@ -150,6 +164,17 @@ class Reads(Protocol):
         No rows are no request.
         """
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        """`read_rows` of rows that may be long: None where one has more than SHORT_ROW_FIELDS, or
+        where those before it have SHORT_ROWS_BYTES; `scan` reads such a row.
+        """
+
+    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
+        """A page of about `limit` fields of `row`.
+
+        A field present throughout is returned at least once, perhaps twice.
+        """
+
     def vouches(self) -> bool:
         """Whether we are told at once of what others change, so that what was read may be kept."""
 
@@ -170,12 +195,6 @@ class Store(Reads, Protocol):
         """The values of `fields` in each of many rows, whose names are of one length.
 
         Each row's are of a moment of its own.
-        """
-
-    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
-        """A page of about `limit` fields of `row`.
-
-        A field present throughout is returned at least once, perhaps twice.
         """
 
     def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
@@ -205,8 +224,25 @@ class Store(Reads, Protocol):
     def hear(self) -> None:
         """Tell the listener what has arrived by now; for who is about to believe what was read."""
 
+    def now_ns(self) -> int:
+        """What time it is for the store, in nanoseconds since the epoch: one clock for all clients,
+        where the store has one. Raises: Unavailable."""
+
     def tidy(self) -> None:
         """What an engine wants done now and then, by one client for all; does not wait for it."""
 
     def close(self) -> None:
         """Let go of connections and threads; idempotent."""
+
+
+def short_rows(found: Iterator[dict[bytes, bytes]], count: int) -> list[dict[bytes, bytes] | None]:
+    """What `read_short_rows` answers, of the next `count` rows that an engine brings."""
+    left = SHORT_ROWS_BYTES
+    answer: list[dict[bytes, bytes] | None] = []
+    for _ in range(count):
+        fields = next(found) if left > 0 else None
+        if fields is not None and len(fields) > SHORT_ROW_FIELDS:
+            fields = None
+        left -= sum(map(len, fields.values())) if fields else 0
+        answer.append(fields)
+    return answer

@@ -26,6 +26,7 @@ from fsmeta.store import (
     RowPage,
     Store,
     is_table,
+    short_rows,
 )
 
 
@@ -34,6 +35,7 @@ class MemBackend:
 
     def __init__(self, runtime: Runtime) -> None:
         self.lock = runtime.lock()
+        self.now_ns = runtime.now_ns
         self.rows: dict[bytes, dict[bytes, bytes]] = {}  # guarded by lock
         self.readers: dict[bytes, dict[MemStore, None]] = {}  # who to tell; guarded by lock
         self.commits = 0  # applied so far; guarded by lock
@@ -147,6 +149,14 @@ class MemStore:
             self._enter(rows)
             return [dict(self._backend.rows.get(row, {})) for row in rows]
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        if not rows:
+            return []
+        with self._backend.lock:
+            self._enter(rows)
+            found = (dict(self._backend.rows.get(row, {})) for row in rows)
+            return short_rows(found, len(rows))
+
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         with self._backend.lock:
             self._enter([row])
@@ -204,6 +214,9 @@ class MemStore:
 
     def vouches(self) -> bool:
         return self._listener is not None
+
+    def now_ns(self) -> int:
+        return self._backend.now_ns()
 
     def tidy(self) -> None:
         """Nothing gathers here."""

@@ -27,6 +27,8 @@ from fsmeta.redis_tracking import Tracking
 from fsmeta.runtime import Runtime
 from fsmeta.store import (
     SCAN_PAGE,
+    SHORT_ROW_FIELDS,
+    SHORT_ROWS_BYTES,
     Applied,
     Commit,
     Key,
@@ -63,6 +65,21 @@ return {value, unpack(found)}
 _ROWS: Final = Script(b"""
 local out = {}
 for i, row in ipairs(ARGV) do out[i] = redis.call('HGETALL', row) end
+return out
+""")
+
+# ARGV: how many bytes are enough, how many fields are too many, rows. As `_ROWS`; false for those
+# that are too long, or come after enough.
+_SHORT_ROWS: Final = Script(b"""
+local out, left, most = {}, tonumber(ARGV[1]), tonumber(ARGV[2])
+for i = 3, #ARGV do
+  local flat = false
+  if left > 0 and redis.call('HLEN', ARGV[i]) <= most then
+    flat = redis.call('HGETALL', ARGV[i])
+    for j = 2, #flat, 2 do left = left - #flat[j] end
+  end
+  out[i - 2] = flat
+end
 return out
 """)
 
@@ -185,11 +202,27 @@ class RedisStore:
         reply = _ROWS.run(self._plain, self._keyless, [self._prefix + row for row in rows])
         return [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in reply]
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        if not rows:
+            return []
+        limits = (b"%d" % SHORT_ROWS_BYTES, b"%d" % SHORT_ROW_FIELDS)
+        arguments = [*limits, *(self._prefix + row for row in rows)]
+        reply = _SHORT_ROWS.run(self._plain, self._keyless, arguments)
+        return [
+            None if flat is None else dict(zip(flat[::2], flat[1::2], strict=True))
+            for flat in reply
+        ]
+
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
-        command = (b"HSCAN", self._prefix + row, cursor or b"0", b"COUNT", b"%d" % limit)
-        following, flat = ask(self._plain if is_table(row) else self._main, command)
-        items = list(zip(flat[::2], flat[1::2], strict=True))
-        return Page(items, None if following == b"0" else following)
+        channel = self._plain if is_table(row) else self._main
+        following, count = cursor or b"0", limit
+        while True:  # a part of the hash that has lost its fields is an empty page
+            command = (b"HSCAN", self._prefix + row, following, b"COUNT", b"%d" % count)
+            following, flat = ask(channel, command)
+            if flat or following == b"0":
+                items = list(zip(flat[::2], flat[1::2], strict=True))
+                return Page(items, None if following == b"0" else following)
+            count = max(count, min(2 * count, SCAN_PAGE))
 
     def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
         pattern = _glob_escape(self._prefix + prefix) + b"*"
@@ -227,6 +260,10 @@ class RedisStore:
 
     def vouches(self) -> bool:
         return self._tracking is not None and self._tracking.healthy()
+
+    def now_ns(self) -> int:
+        seconds, micros = self._ask_plainly(b"TIME")
+        return (int(seconds) * 1_000_000 + int(micros)) * 1000
 
     def tidy(self) -> None:
         """Redis keeps no old values."""

@@ -16,9 +16,24 @@ from fsmeta.apply import apply_commit
 from fsmeta.errors import ConfigError, StoreError, StoreFull, Unavailable
 from fsmeta.history import STEADY
 from fsmeta.runtime import Runtime
-from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, Record, RowPage, Store
+from fsmeta.store import (
+    SCAN_PAGE,
+    SHORT_ROW_FIELDS,
+    Commit,
+    Key,
+    Listener,
+    Page,
+    Record,
+    RowPage,
+    Store,
+    short_rows,
+)
 
 BUSY_TIMEOUT_MS: Final = 5000  # how long one commit waits for another process's
+# A checkpoint writes each changed page once, however many commits have changed it, and syncs both
+# files; the commit that it falls to waits. SQLite's own 1,000 pages are a hundred small files: on a
+# slow disk the syncs took longer than all else. 8,000 are 32 MiB of log, read again after a crash.
+CHECKPOINT_PAGES: Final = 8000
 _APPLICATION_ID: Final = 0x536C6346  # "SlcF", so that file(1) and we know the database
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS kv (
@@ -128,6 +143,14 @@ class SqliteStore:
         with self._using() as db, _snapshot(db):
             return [dict(db.execute(sql, (row,))) for row in rows]
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        if not rows:
+            return []
+        sql = "SELECT field, value FROM kv WHERE row = ? LIMIT ?"
+        with self._using() as db, _snapshot(db):
+            found = (dict(db.execute(sql, (row, SHORT_ROW_FIELDS + 1))) for row in rows)
+            return short_rows(found, len(rows))
+
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         sql = "SELECT field, value FROM kv WHERE row = ? AND field >= ? ORDER BY field LIMIT ?"
         with self._using() as db:
@@ -195,6 +218,9 @@ class SqliteStore:
     def vouches(self) -> bool:
         return False
 
+    def now_ns(self) -> int:
+        return self._runtime.now_ns()
+
     def tidy(self) -> None:
         """SQLite does so itself."""
 
@@ -224,6 +250,7 @@ def _open(path: str, create: bool) -> sqlite3.Connection:
             raise ConfigError(f"{path} is not a SliceFS metadata file: choose another path")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         if owner != _APPLICATION_ID:
             _begin_file(db)
     except BaseException:

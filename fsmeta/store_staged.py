@@ -21,8 +21,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from fsmeta import schema, schema_inode
-from fsmeta.acceptance import DISTURBED_S, Acceptance, is_fresh, written
-from fsmeta.backlog import Backlog
+from fsmeta.acceptance import DISTURBED_S, Acceptance, Base, is_fresh, written
+from fsmeta.backlog import Backlog, Goal
 from fsmeta.cache import RowCache
 from fsmeta.domains import Domains, reading
 from fsmeta.entry import GIVING_WAY, NAMES, SHARING, Entry, Log, Moved, slices_of
@@ -32,7 +32,7 @@ from fsmeta.overlay import Over, Overlay
 from fsmeta.overlay_reads import OverlaidReads
 from fsmeta.runtime import Runtime
 from fsmeta.settling import Settling
-from fsmeta.store import MERGE, SCAN_PAGE, Applied, Commit, Key, Listener, Record, RowPage, Store
+from fsmeta.store import MERGE, SCAN_PAGE, Applied, Commit, Listener, Record, RowPage, Store
 from fsmeta.types import FileType, Ino
 
 ENTRIES_MAX: Final = 50_000  # held back at a time: about 60 MB; then changes wait
@@ -51,6 +51,7 @@ class StagedStore:
         reads = OverlaidReads(inner, self._overlay, self._cond, self.beneath)
         self.read, self.read_many, self.read_linked = reads.read, reads.read_many, reads.read_linked
         self.read_rows, self.scan = reads.read_rows, reads.scan
+        self.read_short_rows = reads.read_short_rows
         self._require_empty = reads.require_empty
         self.name = inner.name
         self.backlog = Backlog()  # guarded by _cond, as all below
@@ -104,6 +105,9 @@ class StagedStore:
 
     def vouches(self) -> bool:
         return self._inner.vouches()
+
+    def now_ns(self) -> int:
+        return self._inner.now_ns()
 
     def tidy(self) -> None:
         self._inner.tidy()
@@ -299,7 +303,7 @@ class StagedStore:
         commit: Commit,
         over: Sequence[Over | None],
         mark: int,
-        base: dict[Key, bytes | None],
+        base: Base,
     ) -> int:
         """Accept a commit, and have it noted; where the log has it. The caller holds the lock.
 
@@ -412,9 +416,20 @@ class StagedStore:
 
         `ino`: only of its domain. False when the monotonic `deadline` passes first.
         """
+        goal = self.goal(ino)
+        if upto is not None:
+            goal = goal._replace(upto=upto)
+        return self._settling.await_goal(goal, deadline)
+
+    def goal(self, ino: Ino | None) -> Goal:
+        """What is accepted by now; `ino`: in its domain."""
         domain = None if ino is None else self._domains.home(reading({}, self.read), ino)
-        goal = self._sequence if upto is None else upto
-        return self._settling.await_domain(domain, goal, deadline)
+        return Goal(domain, self._sequence)
+
+    def has_reached(self, goal: Goal) -> bool:
+        """Whether all of it is published."""
+        with self._cond:
+            return not self.backlog.waits(*goal)
 
     def await_written(self, ino: Ino, since: int, upto: int, deadline: float) -> bool:
         """Wait until others see what a program wrote that changed `ino` between two sequences."""
@@ -433,14 +448,7 @@ class StagedStore:
     def refuse_behind(self, key: str) -> list[Entry]:
         """As `refuse`, where something waits for an object; what is refused for the first time."""
         with self._cond:
-            found = [
-                entry
-                for entry in self.backlog
-                if any(need.key == key for need in entry.needs)
-                and not self.backlog.lost.issuperset(entry.domains)
-            ]
-            for entry in found:
-                self.backlog.refuse(self.backlog.behind(entry))
+            found = self.backlog.refuse_behind(key)
             self._cond.notify_all()
             return found
 

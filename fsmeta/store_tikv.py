@@ -20,7 +20,18 @@ from typing import Final
 from fsmeta.errors import ConfigError, StoreError, Unavailable
 from fsmeta.history import STEADY
 from fsmeta.runtime import Runtime
-from fsmeta.store import SCAN_PAGE, Commit, Key, Listener, Page, Record, RowPage, Store
+from fsmeta.store import (
+    SCAN_PAGE,
+    SHORT_ROW_FIELDS,
+    Commit,
+    Key,
+    Listener,
+    Page,
+    Record,
+    RowPage,
+    Store,
+    short_rows,
+)
 from fsmeta.tikv_commit import Committer
 from fsmeta.tikv_counters import FIELDS_MAX, folded, load, total
 from fsmeta.tikv_keys import KeySpace, is_counter, is_sum
@@ -131,10 +142,21 @@ class TikvStore:
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
         if not rows:
             return []
-        return self._link.read(lambda: self._read_rows(rows))
+        found = self._link.read(lambda: self._read_rows(rows))
+        return [found[row] for row in rows]
 
-    async def _read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
-        """One walk from the first row to the last, skipping what lies between where it is much."""
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        if not rows:
+            return []
+        found = self._link.read(lambda: self._read_rows(rows, SHORT_ROW_FIELDS))
+        return short_rows((found[row] for row in rows), len(rows))
+
+    async def _read_rows(
+        self, rows: Sequence[bytes], most: int | None = None
+    ) -> dict[bytes, dict[bytes, bytes]]:
+        """One walk from the first row to the last, skipping what lies between where it is much,
+        and what is behind the first fields of a row that has more than `most`.
+        """
         snapshot = await self._link.snapshot()
         found: dict[bytes, dict[bytes, bytes]] = {row: {} for row in rows}
         begins = sorted(self._space.begin(row) for row in found)
@@ -150,11 +172,14 @@ class TikvStore:
             if len(pairs) < limit:
                 break
             cursor = pairs[-1][0] + b"\0"
+            row = self._space.row_of(pairs[-1][0])
+            if most is not None and len(found.get(row, ())) > most:
+                cursor = self._space.end(row)
             while at < len(begins) and self._space.end(self._space.row_of(begins[at])) <= cursor:
                 at += 1
             if at < len(begins):
                 cursor = max(cursor, begins[at])
-        return [_folded(row, found[row]) if is_sum(row) else found[row] for row in rows]
+        return {row: _folded(row, found[row]) if is_sum(row) else found[row] for row in rows}
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         return self._link.read(lambda: self._scan(row, cursor, min(limit, SCAN_MAX)))
@@ -233,6 +258,11 @@ class TikvStore:
 
     def vouches(self) -> bool:
         return False
+
+    def now_ns(self) -> int:
+        """The placement driver's: timestamps are milliseconds and a counter of 18 bits."""
+        moment: int = self._link.read(self._link.now)
+        return (moment >> 18) * 1_000_000
 
     def tidy(self) -> None:
         """Have old values dropped, where that is up to us."""

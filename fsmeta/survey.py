@@ -105,7 +105,11 @@ class _Counter:
 
     def _limited_above(self, directory: Ino) -> tuple[bytes, ...]:
         way: list[Ino] = []
-        while directory not in self._above and len(way) < quota.DEPTH_MAX:
+        seen: set[Ino] = set()
+        while directory not in self._above:
+            if directory in seen:
+                raise schema.corrupt(directory, schema.ATTR_FIELD, "directories nest without end")
+            seen.add(directory)
             way.append(directory)
             directory = self._meta.getattr(ROOT_CALLER, directory).parent or ROOT_INO
         nodes = self._above[directory]

@@ -41,6 +41,7 @@ HAND_OVER_TIMEOUT_S: Final = 30.0  # nothing is sent; only a busy machine takes 
 LOCKS_EXPIRE_S: Final = 25.0  # those of a client that died: 20 s at most, and finding it out
 CLOSE_TIMEOUT_S: Final = 1.0
 _LEAVE_S: Final = 0.005  # a hundred times what it takes
+SCAN_SURE: Final = 50  # keys whose values fit into one message, whatever attributes they are
 SCAN_MAX: Final = 2000  # keys a scan; the server reserves room for as many as it is asked for
 GET_MAX: Final = 2000  # keys a request: about 200 kB, a page of a listing with its attributes
 
@@ -75,6 +76,10 @@ class TooLarge(StoreError):
     """A value that the cluster does not take."""
 
 
+class LongAnswer(StoreError):
+    """What was asked for is more than a message of the package may hold, 4 MiB."""
+
+
 # what a text says, first match; everything else may be tried again
 _MEANINGS: Final[tuple[tuple[str, type[StoreError]], ...]] = (
     ("conflict: Some(WriteConflict", WriteConflict),
@@ -83,6 +88,7 @@ _MEANINGS: Final[tuple[tuple[str, type[StoreError]], ...]] = (
     ("TimestampRequest channel is closed", Dead),
     ("disk_full: Some", StoreFull),
     ("raft_entry_too_large: Some", TooLarge),
+    ("message length too large", LongAnswer),
 )
 _SHOWN_MAX: Final = 200  # of a text, which may list every region
 _PLACE: Final = re.compile(r"^\[/[^]]*\]: ")  # in the package's own source
@@ -261,8 +267,21 @@ class TikvLink:
         assert 0 < limit <= SCAN_MAX
         if begin >= end:
             return []
-        pairs = await self.ask(lambda: reader.scan(begin, end, limit, True, False))
-        return list(pairs)
+        try:
+            pairs = await self.ask(lambda: reader.scan(begin, end, limit, True, False))
+            return list(pairs)
+        except LongAnswer:
+            if limit <= SCAN_SURE:
+                raise
+        found: list[tuple[bytes, bytes]] = []
+        while len(found) < limit:
+            wanted = min(SCAN_SURE, limit - len(found))
+            part = await self.scan(reader, begin, end, wanted)
+            found += part
+            if len(part) < wanted:
+                break
+            begin = part[-1][0] + b"\0"
+        return found
 
     async def scan_keys(
         self, reader: Snapshot, begin: bytes, end: bytes, limit: int
@@ -271,8 +290,11 @@ class TikvLink:
         assert 0 < limit <= SCAN_MAX
         if begin >= end:
             return []
-        keys = await self.ask(lambda: reader.scan_keys(begin, end, limit, True, False))
-        return list(keys)
+        try:
+            keys = await self.ask(lambda: reader.scan_keys(begin, end, limit, True, False))
+            return list(keys)
+        except LongAnswer:  # some servers send the values along
+            return [key for key, _ in await self.scan(reader, begin, end, limit)]
 
     async def drop_before(self, moment: int, timeout_s: float) -> None:
         """Give up all values of the cluster that were replaced before `moment`."""

@@ -23,8 +23,10 @@ from fsmeta.store import (
     DELETE_ROW,
     MERGE,
     PUT,
+    SCAN_PAGE,
     SHIFT,
     Key,
+    Page,
     Parts,
     Store,
     Write,
@@ -166,6 +168,18 @@ class Together:
         if not self._rows.isdisjoint(rows):
             raise Unfit("it reads rows that others of the same commit write")
         return self._store.read_rows(rows)
+
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        """See `Reads`. Raises: as `read_rows`."""
+        if not self._rows.isdisjoint(rows):
+            raise Unfit("it reads rows that others of the same commit write")
+        return self._store.read_short_rows(rows)
+
+    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
+        """See `Reads`. Raises: as `read_rows`."""
+        if row in self._rows:
+            raise Unfit("it reads a row that others of the same commit write")
+        return self._store.scan(row, cursor, limit)
 
     # --- what a step did -------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ A verb returns its answer or raises an `OSError`. Then:
   one request brought them all, or when each row is vouched; otherwise a commit of checks alone
   proves it;
 - a Conflict drops what was believed and runs the verb again;
-- a lost answer sends the same commit again: the store knows it by worker and sequence;
+- a lost answer sends the same commit again: the store knows it by worker and sequence. A refusal
+  of the repeat is no news of the first try, so the store is asked for its `fate`; where there is
+  no answer up to the deadline the commit stays in doubt, and `Ambiguous` carries what to ask by;
 - Outdated has `follow` read the volume's new settings, and runs the verb again.
 
 Threading: any method from any thread.
@@ -15,7 +17,7 @@ Threading: any method from any thread.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Final, TypeVar
 
@@ -23,6 +25,8 @@ from fsmeta.cache import WATCHED, RowCache, Unwatched
 from fsmeta.errors import (
     Ambiguous,
     Conflict,
+    Doubt,
+    Fenced,
     LimitExceeded,
     NotEmpty,
     Outdated,
@@ -30,10 +34,12 @@ from fsmeta.errors import (
     StoreError,
     StoreFull,
     Unavailable,
+    Voided,
 )
+from fsmeta.ops.session import settle
 from fsmeta.runtime import Runtime
-from fsmeta.schema import worker_field
-from fsmeta.store import COMMIT_OPS_MAX, EDITION, Applied, Commit, Store
+from fsmeta.schema import pack_u64, worker_field
+from fsmeta.store import COMMIT_OPS_LIMIT, EDITION, Applied, Commit, Store, is_table
 from fsmeta.txn import Txn
 
 T = TypeVar("T")
@@ -41,6 +47,9 @@ T = TypeVar("T")
 DEADLINE_S: Final = 30.0  # how long one verb waits for a store that is away before it fails
 _BACKOFF_FIRST_S: Final = 0.01
 _BACKOFF_MAX_S: Final = 1.0
+# rows that a commit only reads: Redis 7.0 goes through all that are watched with each read
+WATCHED_MAX: Final = 320
+ENDED_MAX: Final = 16  # sessions of ours that others ended, of which we remember what they did
 _CONFLICTS_BEFORE_BACKOFF: Final = 3  # a conflict means that somebody else succeeded: go on at once
 
 
@@ -84,6 +93,8 @@ class Transactor:
         self._workers = first_worker  # guarded by _lock
         # of all workers, and of those beside; `next` is atomic
         self._sequences: Iterator[int] = beside._sequences if beside else count(1)
+        # what our sessions that were ended had committed last; written under _lock
+        self._ended: dict[bytes, Mapping[bytes, bytes]] = beside._ended if beside else {}
         self._lock = runtime.lock()
 
     def unfenced(self) -> Transactor:
@@ -153,14 +164,16 @@ class Transactor:
 
     def _commit(self, txn: Txn, call: object = None) -> None:
         checks = [(row, field, value) for (row, field), value in txn.reads.items()]
-        assert len(checks) + len(txn.writes) <= COMMIT_OPS_MAX, "the verb must work in steps"
+        if txn.ops > COMMIT_OPS_LIMIT:
+            text = "directories lie too deep for one change: rename some to a place further up"
+            raise OSError(errno.ENAMETOOLONG, text)
         if self.rewound and txn.writes:
             raise Rewound(self.rewound)
         mark = self.cache.mark()
         worker = self._idle.pop() if self._idle else self._new_worker()
         number, fence = next(self._sequences), txn.fence or self.fence
         begun = self.cache.busy.now()
-        busy = self.cache.busy.among(txn.reads) if txn.writes else ()
+        busy = self._unwatched(txn)
         commit = Commit(
             fence,
             worker,
@@ -185,6 +198,7 @@ class Transactor:
         except Ambiguous:
             # it may still be on its way, so this worker's next sequence could be taken for it:
             # the worker is not used again
+            self.cache.drop({row for row, _ in txn.reads}.union([each[1] for each in txn.writes]))
             raise
         except StoreFull as error:
             self._idle.append(worker)
@@ -208,6 +222,16 @@ class Transactor:
         if ended:
             self.on_ended(ended)
 
+    def _unwatched(self, txn: Txn) -> Collection[bytes]:
+        """The rows of a commit that this client need not hear of: busy ones, and what it only reads
+        where that is very much."""
+        busy = self.cache.busy.among(txn.reads) if txn.writes else ()
+        if len(txn.reads) <= WATCHED_MAX:
+            return busy
+        read = {row for row, _ in txn.reads if not is_table(row)}
+        read.difference_update([write[1] for write in txn.writes])
+        return {*busy, *read} if len(read) > WATCHED_MAX else busy
+
     def stop_writing(self, error: Rewound) -> None:
         """The store has gone back: what we know and what it has must not be mixed."""
         with self._lock:
@@ -228,17 +252,61 @@ class Transactor:
                 return self.store.commit(commit)
             except Ambiguous:
                 self.counters.repeats += 1
-                doubtful = True
+                doubtful = bool(commit.writes)
             except Unavailable:
                 if not doubtful:
                     raise
+            except Rewound:
+                raise
+            except StoreError as refusal:  # of the repeat, by what has become so since, perhaps
+                if doubtful and self._was_applied(commit, refusal):
+                    return Applied(held=True)  # others may have changed it since
+                raise
             pause = self._backoff(attempt)
             now = self._runtime.monotonic()
             give_up = give_up or now + self._deadline_s
             if now + pause > give_up:
-                raise Ambiguous(f"{self.store.name}: no answer to a commit")
+                if not doubtful:
+                    raise Unavailable(f"{self.store.name}: no answer to a question")
+                raise Ambiguous(f"{self.store.name}: no answer to a commit", _doubt(commit))
             self._runtime.sleep(pause)
             attempt += 1
+
+    # --- doubt -----------------------------------------------------------------------------------
+
+    def _was_applied(self, commit: Commit, refusal: StoreError) -> bool:
+        """Whether a try of `commit` was applied whose answer was lost. Raises: Ambiguous."""
+        doubt = _doubt(commit)
+        if doubt is None:
+            return False
+        try:
+            return self.fate(doubt)
+        except StoreError as error:
+            raise Ambiguous(f"{self.store.name}: a commit is in doubt: {refusal}", doubt) from error
+
+    def fate(self, doubt: Doubt) -> bool:
+        """Whether a commit in doubt was applied; if it was not, it never will be.
+
+        Raises: Unavailable, Ambiguous as long as nobody can tell; Voided where nobody ever will.
+        """
+        records = self._ended.get(doubt.fence)
+        if records is None:
+            sealed = next(self._sequences)
+            try:
+                return self.run(lambda txn: settle(txn, doubt, sealed))
+            except Fenced:  # nothing is added to what it has done, so that is all
+                found = self.view(lambda txn: txn.get_row(doubt.fence))
+                records = self._ended.get(doubt.fence, found)
+        if not records:
+            raise Voided("nobody knows any more what became of a commit of an ended session")
+        return records.get(doubt.worker) == pack_u64(doubt.number)
+
+    def remember_ended(self, fence: bytes, records: Mapping[bytes, bytes]) -> None:
+        """What the row of a session of ours holds, which others have ended: for `fate`."""
+        with self._lock:
+            self._ended[fence] = records
+            while len(self._ended) > ENDED_MAX:
+                del self._ended[next(iter(self._ended))]
 
     def _new_worker(self) -> bytes:
         with self._lock:
@@ -251,6 +319,13 @@ class Transactor:
             self.cache.forget()
         else:
             self.cache.drop(rows)
+
+
+def _doubt(commit: Commit) -> Doubt | None:
+    """By what to ask what became of a commit; only sessions are remembered."""
+    if commit.fence is None:
+        return None
+    return Doubt(commit.fence, commit.worker, commit.sequence)
 
 
 def _limit_error(error: LimitExceeded) -> OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from typing import Final
 
 from fsmeta.engine import Meta
@@ -31,12 +32,27 @@ def whole_name(meta: Meta, ino: Ino, entry: bytes) -> bytes:
 
 
 def expire(meta: Meta, hour: Ino) -> int:
-    """Delete some of what is in an hour of the trash; how many there were. 0: it is empty."""
-    names, _ = meta.names(hour)
-    for begin in range(0, len(names), _EXPIRE_BATCH):
-        batch = names[begin : begin + _EXPIRE_BATCH]
-        meta.run(remove.expire, ROOT_CALLER, hour, batch)
-    return len(names)
+    """Delete some of what is in an hour of the trash; how many went. 0: it is empty."""
+    return next(expiring(meta, hour))
+
+
+def expiring(meta: Meta, hour: Ino) -> Iterator[int]:
+    """Delete all that is in an hour of the trash; yields after each page how many went.
+
+    It ends after a pass over the whole hour by which nothing went.
+    """
+    gone = 1
+    while gone:
+        gone = 0
+        cursor: bytes | None = b""
+        while cursor is not None:
+            names, cursor = meta.names(hour, cursor)
+            of_page = 0
+            for begin in range(0, len(names), _EXPIRE_BATCH):
+                batch = names[begin : begin + _EXPIRE_BATCH]
+                of_page += meta.run(remove.expire, ROOT_CALLER, hour, batch)
+            gone += of_page
+            yield of_page
 
 
 def forget(meta: Meta, hour: Ino, noted: bytes) -> bool:

@@ -9,12 +9,13 @@ Threading: belongs to one call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from fsmeta.busy import BusyDirs
 from fsmeta.cache import Mark, Missing
 from fsmeta.errors import Conflict
+from fsmeta.inode_rows import InodeRow, fields_of, read_inodes
 from fsmeta.store import (
     ADD,
     APPEND,
@@ -67,6 +68,11 @@ class Txn:
         self.cached = False  # some read came from what we remember
         self.fence: bytes | None = None  # the session to commit in, where the verb cares
         self.first = True  # nothing that this verb supposed has turned out wrong
+
+    @property
+    def ops(self) -> int:
+        """Checks and writes so far."""
+        return len(self.reads) + len(self.writes)
 
     def is_snapshot(self) -> bool:
         """Whether everything read so far was true at one moment."""
@@ -197,6 +203,21 @@ class Txn:
         """`get_row` of several rows in one request."""
         self.requests += 1
         return self._store.read_rows(rows)
+
+    def get_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        """`get_rows` of rows that may be long: `Reads.read_short_rows`."""
+        self.requests += 1
+        return self._store.read_short_rows(rows)
+
+    def get_inodes(self, rows: Sequence[bytes]) -> list[InodeRow]:
+        """`get_rows` of inodes' rows, however long they are."""
+        self.requests += 1
+        return read_inodes(self._store, rows)
+
+    def fields_of(self, row: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The fields of an inode's row page by page, some perhaps twice; not checked either."""
+        self.requests += 2  # they are of several moments
+        return fields_of(self._store, row)
 
     def expect(self, row: bytes, field: bytes, value: bytes | None) -> None:
         """Let the commit check a value that `get_row` brought."""

@@ -42,6 +42,11 @@ FRAME_BYTES_MIN, FRAME_BYTES_MAX = 4 << 10, 64 << 10  # a page; what the first v
 SPACE_UNIT_BYTES = 4096  # allocated space is counted in these
 
 
+def is_name(name: bytes) -> bool:
+    """Whether a directory can have a name like this: `.` and `..` are none."""
+    return 0 < len(name) <= NAME_MAX and name not in (b".", b"..") and not {*b"/\0"} & {*name}
+
+
 class FileType(IntEnum):
     """The type of an inode, with the values of `d_type` in readdir(3)."""
 
@@ -103,6 +108,14 @@ class Attr(NamedTuple):
 def space_of(used: int) -> int:
     """Bytes of quota that `used` covered bytes of one file cost."""
     return -(-used // SPACE_UNIT_BYTES) * SPACE_UNIT_BYTES
+
+
+def space_room(attr: Attr, left: float) -> int:
+    """How many bytes more a file may cover where a limit leaves `left` bytes: its last unit has
+    been paid for.
+    """
+    units = max(0, int(left)) // SPACE_UNIT_BYTES
+    return units * SPACE_UNIT_BYTES + attr.space - attr.used
 
 
 class Caller(NamedTuple):
@@ -171,9 +184,7 @@ class Slice(NamedTuple):
 
 
 # In place of a chunk's index: the slice goes to the end of the file, wherever the commit finds it.
-# The second one says that it may be there already, because the answer to a commit was lost.
 AT_END: Final = -1
-AT_END_AGAIN: Final = -2
 
 
 class Usage(NamedTuple):

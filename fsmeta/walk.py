@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from fsmeta import schema, schema_slices
 from fsmeta.errors import Corrupt
+from fsmeta.inode_rows import read_inodes
 from fsmeta.store import Store
 from fsmeta.types import Ino, Slice, SliceId, SliceKind
 
@@ -48,8 +49,8 @@ def pages(store: Store, cursor: bytes = b"") -> Iterator[WalkPage]:
 
 def of_rows(store: Store, rows: list[bytes]) -> Iterator[Walked]:
     """The inodes in these rows; those that are gone have no chunks."""
-    for row, fields in zip(rows, store.read_rows(rows), strict=True):
-        yield _walked(Ino(schema.id_of(row)), fields)
+    for row, found in zip(rows, read_inodes(store, rows), strict=True):
+        yield _walked(Ino(schema.id_of(row)), found.fields)
 
 
 def _walked(ino: Ino, fields: Mapping[bytes, bytes]) -> Walked:

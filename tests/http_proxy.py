@@ -20,6 +20,7 @@ from typing import Final
 
 HEAD_BYTES_MAX: Final = 1 << 16
 DRIP_S: Final = 0.1
+CHUNK_BYTES: Final = 10_007
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
 
@@ -38,6 +39,8 @@ class Kind(Enum):
     SHORTEN = "the answer's body lacks its end, and its headers agree"
     FLIP_ANSWER = "the answer's body has one bit wrong"
     DRIP = "the answer's body comes byte by byte"
+    CHUNK = "the answer's body comes in chunks, and no header says how long it is"
+    PORTAL = "somebody else answers 200, as the portal of a network does"
 
 
 @dataclass
@@ -188,6 +191,9 @@ class HttpProxy:
             shown = b"" if request.method == "HEAD" else text
             client.sendall(_head(fault.status, [], len(text)) + shown)
             return True
+        if kind is Kind.PORTAL:
+            client.sendall(_head(200, [("Content-Type", "text/html")], 4) + b"<p/>")
+            return True
         if kind is Kind.RESET:
             return False
         if fault is not None and kind is Kind.STUCK:
@@ -286,6 +292,13 @@ def _give(
             time.sleep(DRIP_S)
             client.sendall(bytes([byte]))
         return True
+    if kind is Kind.CHUNK and body:
+        client.sendall(_head(answer.status, [*headers, ("Transfer-Encoding", "chunked")], None))
+        for at in range(0, len(body), CHUNK_BYTES):
+            part = body[at : at + CHUNK_BYTES]
+            client.sendall(b"%x;x=y\r\n%b\r\n" % (len(part), bytes(part)))
+        client.sendall(b"0\r\nx-trailer: 1\r\n\r\n")
+        return True
     client.sendall(head + body)
     return True
 
@@ -293,9 +306,11 @@ def _give(
 _REWRITTEN: Final = ("content-length", "transfer-encoding", "connection")
 
 
-def _head(status: int, headers: list[tuple[str, str]], length: int) -> bytes:
+def _head(status: int, headers: list[tuple[str, str]], length: int | None) -> bytes:
     lines = [f"HTTP/1.1 {status} x", *(f"{n}: {v}" for n, v in headers)]
-    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode("latin-1")
+    if length is not None:
+        lines.append(f"Content-Length: {length}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
 def _shut(sock: socket.socket) -> None:

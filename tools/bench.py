@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from tools.benchlib import caches, ceph, delay, disk, machine, redis, results, s3
 from tools.benchlib.checkpoint import checkpoint, markers, writing_back
+from tools.benchlib.pieces import pieces
 from tools.benchlib.profile import SUFFIXES, Profiler
 from tools.benchlib.s3 import S3
 from tools.benchlib.scale import crowd, sizes
@@ -37,6 +38,7 @@ CHOICES = {
     "smallfiles": smallfiles,
     "crowd": crowd,
     "sizes": sizes,
+    "pieces": pieces,
     "cache": caches.cache,
     "records": caches.records,
     "lmdb": caches.lmdb,

@@ -59,8 +59,8 @@ MEM_WARNING: Final = (
     default="",
     metavar="PLACE",
     shell_complete=complete_directories,
-    help="Where the data will be: a directory; http(s)://HOST/BUCKET or s3://BUCKET; "
-    "POOL or POOL/NAMESPACE of Ceph.",
+    help="Required, but for --storage mem. Where the data will be: a directory; "
+    "http(s)://HOST/BUCKET or s3://BUCKET; POOL or POOL/NAMESPACE of Ceph.",
 )
 @store_option
 @click.option(
@@ -125,6 +125,7 @@ def format_(
 ) -> None:
     """Make the volume NAME with its metadata in META.
 
+    NAME has 3 to 63 of a-z, 0-9 and `-`, which is not at either end.
     META is redis://HOST:PORT/DB, tikv://PD:PORT/PREFIX or sqlite:///FILE.db (a path with
     directories is absolute).
     The object store is tested first; nothing is left behind where that fails. What is said here
@@ -163,9 +164,11 @@ def format_(
         click.echo(f"would make volume {name} with data in {place_of(settings)}")
         return
     with _undone_on_failure(file, directories(settings)):
-        _create(meta, settings, runtime)
+        notes = _create(meta, settings, runtime)
     if settings.storage == "mem":
         click.echo(f"slicefs: warning: {MEM_WARNING}", err=True)
+    for note in notes:
+        click.echo(f"note: {note}")
     click.echo(f"volume {name} is ready: slicefs mount {shown_url(meta)} MOUNTPOINT")
 
 
@@ -175,18 +178,19 @@ def _holder(rsa_path: str | None, ask: bool) -> Holder | None:
     return None if offer is None else offer.holder()
 
 
-def _create(meta: str, settings: VolumeFormat, runtime: Runtime) -> None:
-    """Object store first, then the metadata that names it."""
+def _create(meta: str, settings: VolumeFormat, runtime: Runtime) -> tuple[str, ...]:
+    """Object store first, then the metadata that names it; what to know of the server."""
     owner = (os.getuid(), os.getgid())
     store = open_store(meta, runtime, create=True)
     try:
-        require_sound(meta, store)
+        notes = require_sound(meta, store).notes
         transactor = Transactor(store, runtime, RowCache(runtime), META_WAIT_S)
         transactor.view(volume.require_none)
         with claimed(settings, runtime):
             lineage, now_ns = store.history.lineage(), runtime.now_ns()
             transactor.run(lambda txn: volume.create_volume(txn, settings, owner, now_ns, lineage))
         store.sync()
+        return notes
     finally:
         store.close()
 

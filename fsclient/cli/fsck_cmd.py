@@ -28,6 +28,7 @@ from fsmeta.repair import repair
 from fsmeta.runtime import SystemRuntime
 from fsmeta.store import Store
 from fsmeta.types import Ino, SliceId
+from fsmeta.urls import shown_url
 
 _SHOWN_MAX: Final = 100
 
@@ -68,7 +69,7 @@ def fsck(
     if as_json:
         click.echo(json.dumps(report._asdict(), indent=2))
     else:
-        _print(report)
+        _print(report, meta)
     return FOUND if report.problem_count else 0
 
 
@@ -159,12 +160,13 @@ def _repair(meta: str) -> list[str]:
         store.close()
 
 
-def _print(report: _Report) -> None:
+def _print(report: _Report, meta: str) -> None:
     for line in report.repaired:
         click.echo(f"repaired: {line}")
     click.echo(f"{report.inodes} inodes, {report.slices} slices, {report.objects} objects")
     if report.leaked_objects:
-        click.echo(f"{report.leaked_objects} objects belong to nothing")
+        remedy = f"`slicefs gc --delete {shown_url(meta)}` removes them"
+        click.echo(f"{report.leaked_objects} objects belong to nothing: {remedy}")
     if report.unfinished_backups:
         click.echo(f"{report.unfinished_backups} backups were not completed, or are being made")
     for problem in report.problems[:_SHOWN_MAX]:

@@ -67,6 +67,8 @@ def _why_not_asked(error: OSError) -> str:
             return "can't be asked: that is root's to do"
         case errno.EROFS:
             return "is on a mount that is read-only"
+        case errno.EINVAL | errno.ENAMETOOLONG:
+            return "can't have something of that name: choose another"
         case errno.EAGAIN:
             return "is on a mount that has too many clones under way: try again later"
         case _:

@@ -147,6 +147,8 @@ def _warmup() -> click.Command:
     return warmup
 
 
+_TRACEBACK: Final = "SLICEFS_TRACEBACK"
+
 # name → how to import it, and its line in `slicefs --help`
 _COMMANDS: Final[Mapping[str, tuple[Callable[[], click.Command], str]]] = {
     "format": (_format, "Make a volume."),
@@ -225,6 +227,13 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         return _failed(f"{name}{error.strerror or error}")
+    except Exception as error:
+        if os.environ.get(_TRACEBACK):
+            raise
+        return _failed(
+            f"unforeseen, {type(error).__name__}: {error}: a bug, please report it with what "
+            f"{_TRACEBACK}=1 in the environment shows"
+        )
     return result if isinstance(result, int) else 0
 
 

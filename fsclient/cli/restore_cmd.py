@@ -27,7 +27,7 @@ from fsmeta.types import Caller
 @click.argument("meta")
 @click.argument("hours", nargs=-1, metavar="[HOUR]...")
 @click.option("--put-back", is_flag=True, help="Restore; else it is only shown.")
-@click.option("--path", default="", help="What was deleted last under this path of the volume.")
+@click.option("--path", default="", help="What was deleted last under this path, with all in it.")
 @click.option(
     "--threads",
     type=click.IntRange(1, 64),
@@ -42,9 +42,10 @@ def restore(
     """Show the trash of the volume in META, or restore from it.
 
     Without HOUR and --path: the hours (UTC, like 2026-11-21-19) and how much was deleted in each.
-    With them: what that is, and with --put-back it goes back to where it was; directories come
-    before what was in them, and a name that exists is never replaced. Who is not root may restore
-    what is his own. Several may restore the same things at once.
+    With them: what that is, by path, and with --put-back it goes back to where it was; directories
+    come before what was in them, and a name that exists is never replaced. A directory of --path
+    comes with all that was deleted in it and is in the trash, also before. Who is not root may
+    restore what is his own. Several may restore the same things at once.
     """
     if path and hours:
         raise ConfigError("--path: leave out the hours, or the path")
@@ -78,8 +79,8 @@ def restore(
 def _wanted(restorer: Restorer, hours: tuple[str, ...], path: str) -> list[Trashed] | None:
     """What was asked for; None: only the hours. Raises: ConfigError."""
     if path:
-        return [restorer.of_path(path)]
-    return [each for hour in dict.fromkeys(hours) for each in restorer.of_hour(hour)] or None
+        return restorer.tree(path)
+    return [each for hour in sorted({*hours}) for each in restorer.of_hour(hour)] or None
 
 
 def _put_back(
@@ -95,7 +96,7 @@ def _put_back(
         if as_json:
             click.echo(json.dumps(record))
         elif outcome.error:
-            line.say(f"slicefs: {_shown(outcome.thing.entry)}: {outcome.error}")
+            line.say(f"slicefs: {outcome.thing.path}: {outcome.error}")
         else:
             line.show(f"{bar(seen, len(things))}  {seen} of {len(things)}")
 
@@ -129,6 +130,7 @@ def _record(thing: Trashed) -> dict[str, Any]:
         "ino": thing.attr.ino,
         "parent": thing.origin.parent,
         "name": _shown(thing.origin.name),
+        "path": thing.path,
         "type": thing.attr.type.name.lower(),
         "uid": thing.attr.uid,
         "size": thing.attr.size,
@@ -140,4 +142,4 @@ def _line(thing: Trashed) -> str:
     deleted = datetime.fromtimestamp(thing.attr.ctime_ns // 10**9, UTC)
     size = "directory" if thing.attr.is_dir else format_size(thing.attr.size)
     what = f"{deleted:%Y-%m-%d %H:%M:%S}  uid {thing.attr.uid}  {size}"
-    return f"{what}  {_shown(thing.origin.name)}  (inode {thing.attr.ino})"
+    return f"{what}  {thing.path}  (inode {thing.attr.ino})"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     default="",
     metavar="PLACE",
     shell_complete=complete_directories,
-    help="Where the data is, as for format.",
+    help="Required. Where the data is, as for format.",
 )
 @store_option
 @click.option("--shards", type=click.IntRange(0, volume.SHARDS_MAX), default=0, help="As there.")

@@ -62,6 +62,7 @@ def _report(meta: Meta, now_ns: int) -> dict[str, Any]:
         "quotas": quotas,
         "sessions": _sessions(meta, now_ns),
         "warnings": warnings,
+        "notes": list(review.notes),
     }
 
 
@@ -98,6 +99,8 @@ def _print(report: dict[str, Any]) -> None:
     _print_quotas(report["quotas"])
     for warning in report["warnings"]:
         click.echo(f"warning     {warning}")
+    for note in report["notes"]:
+        click.echo(f"note        {note}")
     click.echo(f"sessions    {len(report['sessions'])}")
     for each in report["sessions"]:
         where = f"{each.get('host')} pid {each.get('pid')}"

@@ -125,11 +125,11 @@ def _await_end(pidfd: int, pid: int, info: kernel.MountInfo, mounts: Collection[
     """Wait until the client has left, `mounts` of which there were. Raises: ConfigError."""
     if _has_ended(pidfd, SILENT_S):
         return
-    if holder := _holder(info, mounts):
-        click.echo(f"slicefs: unmounted; waiting for the client to leave: {holder}", err=True)
+    if kept := _kept(info, mounts, pid):
+        click.echo(f"slicefs: unmounted; waiting for the client to leave: {kept}", err=True)
     left = await_stored(pidfd, pid)
     if left is not None:
-        why = _holder(info, mounts) or "see its log"
+        why = _kept(info, mounts, pid) or "see its log"
         unstored = f", with {format_size(left)} to store" if left else ""
         raise ConfigError(
             f"unmounted, but the client still runs{unstored} and has stored nothing for "
@@ -158,6 +158,14 @@ def _holder(info: kernel.MountInfo, mounts: Collection[int]) -> kernel.Holder | 
     """Who has one of these mounts still; others may have got the device number since."""
     found = kernel.find_holders(info)
     return next((found[each] for each in found if each in mounts), None)
+
+
+def _kept(info: kernel.MountInfo, mounts: Collection[int], pid: int) -> str:
+    """What keeps the mount, as far as we may look; "" where nothing is known to."""
+    if holder := _holder(info, mounts):
+        return str(holder)
+    pins = "; ".join(kernel.find_pins())
+    return f"{pins}; `kill {pid}` ends the client" if pins else ""
 
 
 def _has_ended(pidfd: int, seconds: float) -> bool:

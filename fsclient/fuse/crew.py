@@ -15,6 +15,7 @@ Slots are given out by the watcher alone and given back by their workers.
 
 from __future__ import annotations
 
+import errno
 import logging
 import select
 from collections.abc import Callable
@@ -72,6 +73,16 @@ class Crew:
         for slot in range(self._least):
             self._spawn(slot)
         self._runtime.spawn("fuse-crew", self._watch)
+
+    def leave(self, patience_s: float) -> None:
+        """End without the workers: what they serve may take `patience_s`, later requests fail."""
+        self.stop.refuses = errno.ENOTCONN
+        self.stop.requested = True
+        give_up = self._runtime.monotonic() + patience_s
+        while not self._is_quiet() and self._runtime.monotonic() < give_up:
+            self._runtime.sleep(BLOCKED_S)
+        self.ended.set()
+        self._busy.set()
 
     def watch(self) -> None:
         """There are requests: let the watcher look."""

@@ -36,7 +36,8 @@ from fsclient.fuse import (
 from fsclient.fuse.operation import Operation
 from fsclient.fuse.pack import Answer
 from fsclient.fuse.protocol import OPCODES, Opcode
-from fsclient.fuse.subdir import Serve, put_below, served_below
+from fsclient.fuse.subdir import Serve, Served, put_below, served_below
+from fsclient.later import Later, Outcome
 from fsmeta.errors import Corrupt, Fenced, LimitExceeded, Refused, StoreError, StoreFull
 from fsmeta.types import ROOT_INO, Caller, Ino
 
@@ -99,10 +100,9 @@ class Dispatcher:
             put_below(self._table, root)
             self.serve = served_below(self.serve, root)
 
-    def _serve(
-        self, opcode: int, caller: Caller, ino: int, view: memoryview, end: int
-    ) -> Answer | int | None:
-        """The answer behind its header, an errno, or None where the kernel waits for nothing.
+    def _serve(self, opcode: int, caller: Caller, ino: int, view: memoryview, end: int) -> Served:
+        """The answer behind its header, an errno, or when one comes; None where the kernel waits
+        for nothing, or is answered by another way.
 
         `opcode` is below OPCODES; `view` begins with the header, the body ends at `end`.
         """
@@ -111,14 +111,28 @@ class Dispatcher:
             return errno.ENOSYS
         name, parse, handle, answered = operation
         try:
-            return handle(self._fs, caller, ino, *parse(view, end))
+            answer = handle(self._fs, caller, ino, *parse(view, end))
+            if isinstance(answer, Later):
+                return self._put_aside(answer, name, ino)
+            return answer
         except Exception as error:  # noqa: BLE001  (the edge: whatever it is, the kernel waits)
             number = self._errno_of(error, name, ino)
             return number if answered else None
 
+    def _put_aside(self, later: Later[Answer], name: str, ino: int) -> Later[Answer | int]:
+        """`later`, with an errno for what it raises."""
+
+        def judge(outcome: Outcome[Answer]) -> Answer | int:
+            try:
+                return outcome()
+            except Exception as error:  # noqa: BLE001  (the edge, as in `_serve`)
+                return self._errno_of(error, name, ino)
+
+        return later.map(judge)
+
     def _serve_traced(
         self, opcode: int, caller: Caller, ino: int, view: memoryview, end: int
-    ) -> Answer | int | None:
+    ) -> Served:
         answer = self._serve(opcode, caller, ino, view, end)
         if self._trace is not None:
             asked = self._describe(opcode, ino, view, end)
@@ -161,9 +175,11 @@ class Dispatcher:
         return errno.EIO
 
 
-def _outcome(answer: Answer | int | None) -> str:
+def _outcome(answer: Served) -> str:
     if answer is None:
         return "no answer"
+    if isinstance(answer, Later):
+        return "answered later"
     if isinstance(answer, int):
         return errno.errorcode.get(answer, str(answer))
     size = len(answer) if isinstance(answer, bytes) else sum(len(piece) for piece in answer)

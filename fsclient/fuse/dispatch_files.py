@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from fsclient.filesystem import FileSystem
@@ -17,10 +18,13 @@ from fsclient.fuse.parse import BODY, name_at, no_args
 from fsclient.fuse.protocol import (
     FSYNC_FDATASYNC,
     OPEN_KILL_SUIDGID,
+    READ_LOCKOWNER,
     WRITE_CACHE,
     WRITE_KILL_SUIDGID,
+    WRITE_LOCKOWNER,
     Opcode,
 )
+from fsclient.later import Later, Outcome
 from fsmeta.types import Caller, Ino
 
 _WRITE_DATA: Final = BODY + abi.WRITE_IN.size
@@ -54,20 +58,20 @@ def _open(fs: FileSystem, caller: Caller, ino: Ino, flags: int, kill_suid: bool)
     return pack.open_out(fs.open(caller, ino, flags, kill_suid))
 
 
-def _parse_read(view: memoryview, _end: int) -> tuple[int, int, int]:
-    fh, offset, size, _read_flags, _owner, _flags = abi.READ_IN.unpack_from(view, BODY)
-    return fh, offset, size
+def _parse_read(view: memoryview, _end: int) -> tuple[int, int, int, bool]:
+    fh, offset, size, how, _owner, _flags = abi.READ_IN.unpack_from(view, BODY)
+    return fh, offset, size, bool(how & READ_LOCKOWNER)
 
 
-def _read(fs: FileSystem, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Answer:
-    return fs.read(caller, ino, fh, offset, size)
+def _read(
+    fs: FileSystem, caller: Caller, ino: Ino, fh: int, offset: int, size: int, past_pages: bool
+) -> Answer:
+    return fs.read(caller, ino, fh, offset, size, past_pages)
 
 
-def _parse_write(view: memoryview, end: int) -> tuple[int, int, memoryview, bool, bool]:
+def _parse_write(view: memoryview, end: int) -> tuple[int, int, memoryview, int, int]:
     fh, offset, _size, how, _owner, flags = abi.WRITE_IN.unpack_from(view, BODY)
-    data = view[_WRITE_DATA:end]
-    append = flags & os.O_APPEND and not how & WRITE_CACHE
-    return fh, offset, data, bool(how & WRITE_KILL_SUIDGID), bool(append)
+    return fh, offset, view[_WRITE_DATA:end], how, flags
 
 
 def _write(
@@ -77,10 +81,23 @@ def _write(
     fh: int,
     offset: int,
     data: memoryview,
-    kill_suid: bool,
-    append: bool,
-) -> bytes:
-    return abi.WRITE_OUT.pack(fs.write(caller, ino, fh, offset, data, kill_suid, append))
+    how: int,
+    flags: int,
+) -> bytes | Later[bytes]:
+    append = bool(flags & os.O_APPEND and not how & WRITE_CACHE)
+    past_pages, kill_suid = bool(how & WRITE_LOCKOWNER), bool(how & WRITE_KILL_SUIDGID)
+    taken = fs.write(caller, ino, fh, offset, data, kill_suid, append, past_pages)
+    answer = abi.WRITE_OUT.pack(taken)
+    if past_pages:
+        later = fs.written_past_pages(ino, fh, offset, taken, bool(flags & os.O_DIRECT))
+        if later is not None:
+            return later.map(partial(_settled, answer))
+    return answer
+
+
+def _settled(answer: bytes, outcome: Outcome[None]) -> bytes:
+    outcome()
+    return answer
 
 
 def _parse_flush(view: memoryview, _end: int) -> tuple[int, int]:
@@ -117,13 +134,15 @@ def _opendir(fs: FileSystem, caller: Caller, ino: Ino, _flags: int, _kill_suid: 
     return pack.open_out(fs.opendir(caller, ino))
 
 
-def _readdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int) -> bytes:
+def _readdir(
+    fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int, _: bool
+) -> bytes:
     names, cookies = fs.readdir(caller, ino, fh, cookie, size // abi.DIRENT.size)
     return pack.dirents(names, cookies, size)
 
 
 def _readdirplus(
-    fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int
+    fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int, _: bool
 ) -> bytes:
     names, cookies = fs.readdir(caller, ino, fh, cookie, size // abi.DIRENTPLUS.size)
     taken = pack.fitting(names, size)
@@ -140,8 +159,12 @@ def _releasedir(fs: FileSystem, _caller: Caller, ino: Ino, fh: int) -> bytes:
     return b""
 
 
+def _syncfs(fs: FileSystem, _caller: Caller, _ino: Ino) -> Later[bytes]:
+    return fs.syncfs().map(partial(_settled, b""))
+
+
 def _nothing(_fs: FileSystem, _caller: Caller, _ino: Ino) -> bytes:
-    """DESTROY, SYNCFS: fsync(2) and the unmount command do the work."""
+    """DESTROY: the unmount command does the work."""
     return b""
 
 
@@ -158,6 +181,6 @@ OPERATIONS: Final[Mapping[Opcode, Operation]] = {
     Opcode.READDIRPLUS: Operation("readdirplus", _parse_read, _readdirplus),
     Opcode.FSYNCDIR: Operation("fsyncdir", _parse_fsync, _fsyncdir),
     Opcode.RELEASEDIR: Operation("releasedir", _parse_release, _releasedir),
-    Opcode.SYNCFS: Operation("syncfs", no_args, _nothing),
+    Opcode.SYNCFS: Operation("syncfs", no_args, _syncfs),
     Opcode.DESTROY: Operation("destroy", no_args, _nothing),
 }

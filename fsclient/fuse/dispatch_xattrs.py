@@ -16,6 +16,7 @@ from fsclient.fuse import abi
 from fsclient.fuse.operation import Operation
 from fsclient.fuse.parse import BODY, one_name, split_at
 from fsclient.fuse.protocol import SETXATTR_ACL_KILL_SGID, Opcode
+from fsclient.later import Later
 from fsmeta.types import Caller, Ino
 
 
@@ -51,7 +52,12 @@ def _parse_getxattr(view: memoryview, end: int) -> tuple[int, bytes]:
     return size, name
 
 
-def _getxattr(fs: FileSystem, caller: Caller, ino: Ino, size: int, name: bytes) -> bytes:
+def _getxattr(
+    fs: FileSystem, caller: Caller, ino: Ino, size: int, name: bytes
+) -> bytes | Later[bytes]:
+    later = fs.question(caller, ino, name)
+    if later is not None:
+        return later.map(lambda value: _sized(value(), size))
     return _sized(fs.getxattr(caller, ino, name), size)
 
 

@@ -25,9 +25,12 @@ Taken when offered:
   DIRECT_IO_ALLOW_MMAP      mmap(2) keeps working on files opened for direct I/O
   ABORT_ERROR               an aborted connection says so
   POSIX_LOCKS, FLOCK_LOCKS  locks hold for all mounts; else the kernel keeps them to itself
-Left: WRITEBACK_CACHE (close(2) must find our errors, and sizes are ours), EXPORT_SUPPORT (NFS
-handles), SPLICE_* (Python would copy anyway), ALLOW_IDMAP (requests then carry no uid). PASSTHROUGH
-only where it is asked for, with a `max_stack_depth` of 1; no mount does so yet (`backing`).
+  EXPORT_SUPPORT            inodes are found by their number when the kernel has dropped them, for
+                            NFS and open_by_handle_at(2). Not where a directory of the volume is
+                            mounted: a number may be of what is outside
+Left: WRITEBACK_CACHE (close(2) must find our errors, and sizes are ours), SPLICE_* (Python
+would copy anyway), ALLOW_IDMAP (requests then carry no uid). PASSTHROUGH only where it is asked
+for, with a `max_stack_depth` of 1; no mount does so yet (`backing`).
 """
 
 from __future__ import annotations
@@ -72,6 +75,7 @@ class KernelWants(NamedTuple):
     auto_inval_data: bool = False  # drop pages when a changed mtime is seen
     explicit_inval_data: bool = False  # keep pages when a changed size is seen
     acl: bool = False  # let the kernel judge by ACLs
+    export: bool = False  # inodes may be looked up by number
     passthrough: bool = False  # open files may be backed by files of a local disk
 
     def flags(self) -> Init:
@@ -87,6 +91,8 @@ class KernelWants(NamedTuple):
             wanted |= Init.EXPLICIT_INVAL_DATA
         if self.acl:
             wanted |= Init.POSIX_ACL
+        if self.export:
+            wanted |= Init.EXPORT_SUPPORT
         if self.passthrough:
             wanted |= Init.PASSTHROUGH
         return wanted

@@ -30,6 +30,7 @@ class Interrupts:
 
     def __init__(self, slots: int) -> None:
         self.serving = [ABSENT] * slots  # unique id of the request that is served
+        self.aside: dict[int, Callable[[], None]] = {}  # how to cancel what was put aside, by id
         self._ended = [ABSENT] * slots  # unique id of the last request that was interrupted
         self._wakers: list[Callable[[], None] | None] = [None] * slots
 
@@ -45,8 +46,16 @@ class Interrupts:
         """The calling thread serves no more."""
         self.serving[slot] = ABSENT
 
+    def under_way(self) -> frozenset[int]:
+        """Requests that are being served, or whose answers are being written."""
+        return frozenset(unique for unique in self.serving if unique > IDLE)
+
     def interrupt(self, unique: int) -> bool:
-        """End the request `unique`; False where no worker serves it (yet, or any more)."""
+        """End the request `unique`; False where it is not aside and not served (or not yet)."""
+        cancel = self.aside.get(unique)
+        if cancel is not None:
+            cancel()
+            return True
         try:
             slot = self.serving.index(unique)
         except ValueError:

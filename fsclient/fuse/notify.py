@@ -50,6 +50,10 @@ class KernelNotifier:
     def inval_inode(self, ino: Ino) -> None:
         self._send(protocol.NOTIFY_INVAL_INODE, abi.NOTIFY_INVAL_INODE.pack(ino, 0, _ALL))
 
+    def inval_pages(self, ino: Ino, begin: int, end: int) -> None:
+        body = abi.NOTIFY_INVAL_INODE.pack(ino, begin, end - begin)
+        self._send(protocol.NOTIFY_INVAL_INODE, body)
+
     def reload(self, ino: Ino) -> None:
         self.inval_inode(ino)
         self._reloader.reload(ino)

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from fsclient.fuse.pack import Answer
+from fsclient.later import Later
 
 # (view of the request, end of its body) → the handler's arguments behind the first three
 Parse: TypeAlias = Callable[[memoryview, int], tuple[object, ...]]
-# (file system, caller, inode of the header, *parsed) → the answer behind its header, or None
-Handle: TypeAlias = Callable[..., Answer | None]
+# (file system, caller, inode of the header, *parsed) → the answer behind its header, or when it
+# comes; None where it comes by another way
+Handle: TypeAlias = Callable[..., Answer | Later[Answer] | None]
 
 
 class Operation(NamedTuple):

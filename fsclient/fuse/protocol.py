@@ -134,7 +134,9 @@ FOPEN_PASSTHROUGH: Final = 1 << 7
 
 GETATTR_FH: Final = 1 << 0
 WRITE_CACHE: Final = 1 << 0  # pages of a map, written back from where they are
+WRITE_LOCKOWNER: Final = 1 << 1  # only what goes past the pages names its lock owner
 WRITE_KILL_SUIDGID: Final = 1 << 2
+READ_LOCKOWNER: Final = 1 << 1  # as WRITE_LOCKOWNER
 OPEN_KILL_SUIDGID: Final = 1 << 0
 FSYNC_FDATASYNC: Final = 1 << 0
 LK_FLOCK: Final = 1 << 0

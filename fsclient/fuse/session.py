@@ -11,7 +11,7 @@ Stopping. A thread in readv(2) on `/dev/fuse` can't be told to leave: only a req
 return. `stop()` therefore asks statfs(2) of its own mount, once per worker, from a thread of its
 own; each worker ends behind the next request it has answered. What that thread still asks when all
 have ended fails when the descriptor is closed. The mount stays: its users wait until the descriptor
-is closed (ENOTCONN) or served again.
+is closed (ENOTCONN) or served again. Where the mount can't be reached, `leave()` ends without them.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from fsmeta.types import ROOT_INO, Ino
 
 log = logging.getLogger(__name__)
 
+_SERVED_S: Final = 3.0  # how long requests under way may take once the session is left
 _MAJOR_ONLY: Final = abi.INIT_OUT.pack(KERNEL_MAJOR, *(0,) * 11)
 
 
@@ -74,6 +75,7 @@ class Session:
         self._config = config or SessionConfig()
         most = max(self._config.threads, self._config.threads_max)
         self._interrupts = Interrupts(most)
+        self.under_way = self._interrupts.under_way
         self._stats = [SlotStats() for _ in range(most)]
         self._crew = Crew(
             runtime,
@@ -86,6 +88,7 @@ class Session:
         )
         self._max_write_bytes = self._config.wants.max_write_bytes
         self._dispatcher = Dispatcher(fs)
+        self.left = False  # written by `leave`
         self.notifier: Notifier = KernelNotifier(self._fd)
 
     def run(self) -> None:
@@ -127,6 +130,14 @@ class Session:
         """
         self._crew.stop.requested = True
         self._runtime.spawn("fuse-stop", partial(self._nudge, through or self._mountpoint))
+
+    def leave(self) -> None:
+        """End at once, also where no way leads to the mount any more: its users get ENOTCONN.
+
+        Workers may still wait for requests: the descriptor must stay open until the process ends.
+        """
+        self.left = True
+        self._crew.leave(_SERVED_S)
 
     def waking(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
         """Have `wake` called when the calling thread's request is interrupted."""

@@ -16,17 +16,17 @@ from fsclient.filesystem import FileSystem, Notifier
 from fsclient.fuse.operation import Operation
 from fsclient.fuse.pack import Answer
 from fsclient.fuse.protocol import ROOT_ID, Opcode
+from fsclient.later import Later
 from fsmeta.types import Caller, Ino
 
-Serve: TypeAlias = Callable[[int, Caller, int, memoryview, int], Answer | int | None]
+Served: TypeAlias = Answer | Later[Answer | int] | int | None
+Serve: TypeAlias = Callable[[int, Caller, int, memoryview, int], Served]
 
 
 def served_below(serve: Serve, root: Ino) -> Serve:
     """`serve` for a kernel whose root is the directory `root`."""
 
-    def serve_below(
-        opcode: int, caller: Caller, ino: int, view: memoryview, end: int
-    ) -> Answer | int | None:
+    def serve_below(opcode: int, caller: Caller, ino: int, view: memoryview, end: int) -> Served:
         return serve(opcode, caller, root if ino == ROOT_ID else ino, view, end)
 
     return serve_below
@@ -40,10 +40,10 @@ def put_below(table: list[Operation | None], root: Ino) -> None:
         table[opcode] = operation._replace(handle=_rename_below(operation, root))
 
 
-def _rename_below(operation: Operation, root: Ino) -> Callable[..., Answer]:
+def _rename_below(operation: Operation, root: Ino) -> Callable[..., Answer | Later[Answer]]:
     def rename(
         fs: FileSystem, caller: Caller, parent: Ino, new_parent: int, *rest: object
-    ) -> Answer:
+    ) -> Answer | Later[Answer]:
         new_parent = root if new_parent == ROOT_ID else new_parent
         answer = operation.handle(fs, caller, parent, new_parent, *rest)
         assert answer is not None, "a rename is answered"
@@ -64,6 +64,9 @@ class NotifierBelow:
 
     def inval_inode(self, ino: Ino) -> None:
         self._notifier.inval_inode(self._node(ino))
+
+    def inval_pages(self, ino: Ino, begin: int, end: int) -> None:
+        self._notifier.inval_pages(self._node(ino), begin, end)
 
     def reload(self, ino: Ino) -> None:
         self._notifier.reload(self._node(ino))

@@ -22,6 +22,8 @@ from fsclient.fuse.pack import Answer
 from fsclient.fuse.parse import BODY, supplementary_groups
 from fsclient.fuse.protocol import OPCODES, Opcode
 from fsclient.fuse.stats import SlotStats
+from fsclient.fuse.subdir import Served
+from fsclient.later import Later, Outcome
 from fsmeta.types import Caller
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Stop:
     """Whether the session's workers are to end; set once."""
 
     requested = False
+    refuses = 0  # the errno of every request that is answered from now on; 0: it is served
 
 
 class Roster(Protocol):
@@ -127,7 +130,9 @@ class Worker:
                 opcode = _NO_OPCODE
             elif opcode in moving and _SIZE.unpack_from(view, BODY)[0] >= LARGE_BYTES:
                 roster.give_turn(slot)  # bytes are copied without the interpreter's lock
-            answer = serve(opcode, caller, ino, view, end)
+            answer = stop.refuses or serve(opcode, caller, ino, view, end)
+            if stop.refuses:  # what was served meanwhile may come too late to be stored
+                answer = stop.refuses
             stats.served += 1
             counts[opcode] += 1
             seconds[opcode] += clock() - begun
@@ -135,7 +140,7 @@ class Worker:
                 errors[opcode] += 1
             self._reply(unique, answer)
 
-    def _reply(self, unique: int, answer: Answer | int | None) -> None:
+    def _reply(self, unique: int, answer: Served) -> None:
         """Write the answer. A request that the kernel has given up on is not an error."""
         if answer is None:
             return
@@ -145,10 +150,25 @@ class Worker:
                 os.write(self._fd, head + answer)
             elif isinstance(answer, int):
                 os.write(self._fd, abi.OUT_HEADER.pack(abi.OUT_BYTES, -answer, unique))
+            elif isinstance(answer, Later):
+                self._put_aside(unique, answer)
             else:
                 self._write_pieces(unique, answer)
         except OSError as error:
             self._not_taken(unique, error)
+
+    def _put_aside(self, unique: int, later: Later[Answer | int]) -> None:
+        """Answer when the outcome comes, from whatever thread; this one serves others meanwhile."""
+        aside = self._interrupts.aside
+        aside[unique] = later.cancel
+
+        def take(outcome: Outcome[Answer | int]) -> None:
+            aside.pop(unique, None)
+            self._reply(unique, outcome())
+
+        later.begin(take)
+        if self._interrupts.interrupted():  # before it was aside
+            later.cancel()
 
     def _write_pieces(self, unique: int, pieces: Sequence[Buffer]) -> None:
         size = abi.OUT_BYTES

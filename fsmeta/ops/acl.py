@@ -20,7 +20,7 @@ from fsmeta.acl import (
     without_mode,
 )
 from fsmeta.acl import inherit as inherited
-from fsmeta.ops.inode import Env, get_acl, get_attr, put_attr
+from fsmeta.ops.inode import Env, change_attr, get_acl, get_attr
 from fsmeta.schema_inode import Stable
 from fsmeta.txn import Txn
 from fsmeta.types import Attr, Ino
@@ -73,10 +73,10 @@ def setxattr(txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, kill_sgid:
     access.require_owner(env.caller, attr)
     acl = build(entries) if entries else None
     if name == ACCESS_XATTR:
-        attr = _set_access(txn, env, attr, acl, kill_sgid)
+        new = _set_access(txn, env, attr, acl, kill_sgid)
     else:
-        attr = attr._replace(default_acl=_number(txn, acl) if acl else 0)
-    put_attr(txn, attr._replace(ctime_ns=env.now_ns))
+        new = attr._replace(default_acl=_number(txn, acl) if acl else 0)
+    change_attr(txn, attr, new._replace(ctime_ns=env.now_ns))
 
 
 def _set_access(txn: Txn, env: Env, attr: Attr, acl: Acl | None, kill_sgid: bool) -> Attr:

@@ -8,7 +8,7 @@ from typing import Final
 
 from fsmeta import access, quota
 from fsmeta.ops.extent import change_size
-from fsmeta.ops.inode import Changed, Env, get_attr, put_attr, require, require_unsealed
+from fsmeta.ops.inode import Changed, Env, change_attr, get_attr, require, require_unsealed
 from fsmeta.txn import Txn
 from fsmeta.types import FLAG_APPEND, FLAG_IMMUTABLE, FLAGS_FIXED, Attr, Ino, SetAttr
 
@@ -45,7 +45,7 @@ def setattr_(txn: Txn, env: Env, ino: Ino, want: SetAttr) -> Changed:
         if want.mtime_ns is None:
             new = new._replace(mtime_ns=env.now_ns)
     new = new._replace(ctime_ns=env.now_ns)
-    put_attr(txn, new)
+    change_attr(txn, attr, new)
     return Changed(attr, new)
 
 

@@ -16,8 +16,8 @@ from fsmeta.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_CALLER, Attr, Ino, Usage
 from fsmeta.volume import COUNTING, load_format
 
-# Checks and writes of one commit, about: it blocks Redis for some milliseconds, and one inode of
-# the greatest depth still fits behind it.
+# Checks and writes of one commit besides those of its first inode, which take what its depth takes:
+# a commit blocks Redis for some milliseconds.
 OPS_MAX: Final = 1000
 
 
@@ -32,7 +32,7 @@ def take(txn: Txn, epoch: int, inos: Sequence[Ino]) -> int:
     env = Env(ROOT_CALLER, 0, Usage(0, 0), epoch, epoch)
     sums: dict[bytes, list[int]] = {}
     txn.get_many([key for ino in inos for key in schema_inode.attr_keys(ino)])
-    done = 0
+    done, enough = 0, 0
     for ino in inos:
         a, v = (txn.reads[key] for key in schema_inode.attr_keys(ino))
         done += 1
@@ -41,7 +41,9 @@ def take(txn: Txn, epoch: int, inos: Sequence[Ino]) -> int:
         attr = schema_inode.unpack_inode(ino, a, v)
         if attr.mark != epoch:
             _take(txn, env, attr._replace(mark=epoch), sums)
-        if len(txn.reads) + len(txn.writes) + 2 * len(sums) >= OPS_MAX:
+        ops = txn.ops + 2 * len(sums)
+        enough = enough or ops + OPS_MAX
+        if ops >= enough:
             break
     for later in inos[done:]:  # not relied on
         for key in schema_inode.attr_keys(later):

@@ -15,25 +15,44 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fsmeta import access, quota, schema, schema_inode, schema_slices
+from fsmeta.inode_rows import InodeRow
 from fsmeta.ops import ranges
 from fsmeta.ops.collect import share
-from fsmeta.ops.extent import CAPABILITY_FIELD
-from fsmeta.ops.inode import Env, get_attr, get_place, put_attr, put_dentry, require, touch_dir
+from fsmeta.ops.inode import (
+    Env,
+    check_name,
+    get_attr,
+    get_place,
+    put_attr,
+    put_dentry,
+    require,
+    touch_dir,
+)
 from fsmeta.ops.link import add_name
 from fsmeta.ops.remove import drop_root
 from fsmeta.schema_packing import is_open_segment
+from fsmeta.schema_xattrs import (
+    CAPABILITY_FIELD,
+    XATTRS_COUNT_MAX,
+    XATTRS_FIELD,
+    XATTRS_MAX,
+    charged,
+    cost_of,
+    counted,
+)
 from fsmeta.sealed import is_sealed
-from fsmeta.store import COMMIT_OPS_MAX
+from fsmeta.store import COMMIT_OPS_ENOUGH, COMMIT_OPS_MAX
 from fsmeta.trash import TRASH_INO
 from fsmeta.txn import Txn
 from fsmeta.types import FLAGS_INHERITED, Attr, Caller, FileType, Ino, SessionId, SliceId, SliceKind
 
 CHILDREN_MAX: Final = 300  # of one step: their rows come in one request
-_OPS_ENOUGH: Final = COMMIT_OPS_MAX // 2  # of one commit; what is left of the step comes later
 NOBODY: Final = schema.pack_u64(0)  # a builder that is no session, so has ended
 _DEVICES: Final = (FileType.CHR, FileType.BLK)
 _USER_FIELDS: Final = schema.xattr_field(b"user.")
-_SLICES_INLINE: Final = 500  # of one file; one with more is filled by copy_file_range
+_SLICES_INLINE: Final = 400  # of one file; one with more is filled by copy_file_range
+# one child alone: its attributes, and what each chunk and slice needs to be checked and shared
+assert XATTRS_COUNT_MAX + 3 * _SLICES_INLINE < COMMIT_OPS_MAX
 
 
 class Building(NamedTuple):
@@ -62,16 +81,16 @@ class Cloned(NamedTuple):
 
 def begin(txn: Txn, env: Env, building: Building, source: Ino) -> Attr:
     """Make the root of a clone of the directory `source`. Raises: ENOTDIR, EACCES, ESTALE."""
-    fields = txn.get_row(schema.inode_row(source))
-    attr = _attr(txn, source, fields)
+    (found,) = txn.get_inodes([schema.inode_row(source)])
+    attr = _attr(txn, source, found.fields)
     if attr is None:
         raise OSError(errno.ESTALE, f"inode {source} is gone")
     if not attr.is_dir:
         raise OSError(errno.ENOTDIR, "no directory")
     _require_copyable(txn, env, attr)
-    root = _copy(txn, env, building, Child(b"", source, building.root), TRASH_INO, attr, fields)
+    root = _copy(txn, env, building, Child(b"", source, building.root), TRASH_INO, attr, found)
     txn.put(schema.CLONES, schema.pack_u64(building.root), schema.pack_u64(building.session))
-    quota.charge(txn, env, root, space=0, inodes=1)
+    quota.charge(txn, env, root, space=root.space, inodes=1)
     return attr
 
 
@@ -109,12 +128,13 @@ def _copy(
     child: Child,
     parent: Ino,
     attr: Attr,
-    fields: dict[bytes, bytes],
+    found: InodeRow,
 ) -> Attr:
     """Write a clone's own records: attributes with ACLs, symlink target, extended attributes.
 
     What is immutable or append-only has a clone that is not, as another copy would be; nor has it
     extended attributes that the caller could not set, or file capabilities for another owner.
+    Raises: ENOSPC where there are more of them than an inode may have, as earlier versions allowed.
     """
     new = attr._replace(
         ino=child.ino, parent=parent, nlink=2 if attr.is_dir else 1,
@@ -127,12 +147,23 @@ def _copy(
     if given:
         mode = attr.mode if attr.is_dir else attr.mode & ~0o6000
         new = new._replace(uid=uid, gid=gid, mode=mode)
+    kept = {
+        field: value
+        for field, value in found.fields.items()
+        if field == schema.LINK_FIELD or _is_kept(env.caller, field, given)
+    }
+    total = cost_of(kept)
+    if found.left_out or total > XATTRS_MAX:
+        raise OSError(errno.ENOSPC, f"inode {attr.ino} has too many extended attributes to copy")
+    beside = charged(counted(schema.inode_row(attr.ino), found.fields))
+    new = new._replace(used=attr.used - beside + charged(total))
     row = schema.inode_row(child.ino)
     txn.require_empty(row)
     put_attr(txn, new)
-    for field, value in fields.items():
-        if field == schema.LINK_FIELD or _is_kept(env.caller, field, given):
-            txn.put(row, field, value)
+    for field, value in kept.items():
+        txn.put(row, field, value)
+    if total:
+        txn.put(row, XATTRS_FIELD, b"%d" % total)
     return new
 
 
@@ -155,20 +186,23 @@ def children(
     done: list[Cloned] = []
     uses: dict[SliceId, int] = {}
     made: list[Attr] = []
-    rows = txn.get_rows([schema.inode_row(each.source) for each in wanted])
+    rows = txn.get_inodes([schema.inode_row(each.source) for each in wanted])
     taken = 0
-    for child, fields in zip(wanted, rows, strict=True):
-        if len(txn.reads) + len(txn.writes) + len(uses) > _OPS_ENOUGH:
+    for child, found in zip(wanted, rows, strict=True):
+        fields = found.fields
+        if taken and txn.ops + len(uses) + 3 * len(fields) > COMMIT_OPS_ENOUGH:
             break
         taken += 1
+        check_name(child.name)  # a source may have names that nobody can use
         attr = _attr(txn, child.source, fields)
         if attr is None:
             continue
         _require_copyable(txn, env, attr)
         listed = _listed(attr, fields)
-        filled = sum(map(len, listed.values())) <= _SLICES_INLINE
-        kept = attr if filled else attr._replace(size=0, used=0)
-        made.append(_copy(txn, env, building, child, parent, kept, fields))
+        filled = len(listed) + sum(map(len, listed.values())) <= _SLICES_INLINE
+        beside = charged(counted(schema.inode_row(child.source), fields))
+        kept = attr if filled else attr._replace(size=0, used=beside)
+        made.append(_copy(txn, env, building, child, parent, kept, found))
         if filled:
             _share(txn, child, listed, fields, uses)
         put_dentry(txn, parent, child.name, attr.type, child.ino)
@@ -223,6 +257,7 @@ def _share(
 def link_child(txn: Txn, env: Env, building: Building, parent: Ino, name: bytes, ino: Ino) -> None:
     """One more name in the clone for what has one in it already. Raises: ECANCELED, EMLINK."""
     require_building(txn, building)
+    check_name(name)
     attr = get_attr(txn, ino)
     linked = add_name(txn, env, attr, parent)
     put_attr(txn, linked if is_sealed(ino) else linked._replace(ctime_ns=env.now_ns))

@@ -58,12 +58,13 @@ def note_shared(txn: Txn, slices: Iterable[SliceId]) -> None:
             txn.put(schema.SHARED, schema.pack_u64(sid), b"1")
 
 
-def end(txn: Txn, run: bytes, noted: Iterable[bytes]) -> bool:
-    """gc has read all chunks, and the fields of Y that are `noted`; False where it was replaced,
-    so that shares may have gone unnoticed."""
+def end(txn: Txn, run: bytes, noted: Iterable[bytes], last: bool) -> bool:
+    """gc has read all chunks, and the fields of Y that are `noted`, some of them or the `last`;
+    False where it was replaced, so that shares may have gone unnoticed."""
     if collecting(txn) != run:
         return False
-    txn.delete(schema.BACKGROUND, schema.COLLECTING)
+    if last:
+        txn.delete(schema.BACKGROUND, schema.COLLECTING)
     for field in noted:
         txn.delete(schema.SHARED, field)
     return True

@@ -33,6 +33,16 @@ def create(txn: Txn, env: Env, parent: Ino, name: bytes, node: NewNode) -> Attr:
     if dentry is not None:
         raise OSError(errno.EEXIST, "the name exists")
     require(txn, env, directory, access.WRITE)
+    attr = put_new(txn, env, directory, parent, name, node)
+    touch_dir(txn, parent, env.now_ns, nlink_delta=int(attr.is_dir))
+    return attr
+
+
+def put_new(txn: Txn, env: Env, directory: Stable, parent: Ino, name: bytes, node: NewNode) -> Attr:
+    """Make an inode that has one name; the caller has checked both, and touches the directory.
+
+    Raises: ENAMETOOLONG, ENOENT for a symlink's target; ENOSPC, EDQUOT.
+    """
     attr = born(txn, env, directory, parent, node)
     mode = attr.mode
     is_dir = stat.S_ISDIR(mode)
@@ -44,7 +54,6 @@ def create(txn: Txn, env: Env, parent: Ino, name: bytes, node: NewNode) -> Attr:
         _put_target(txn, node)
     put_attr(txn, attr)
     put_dentry(txn, parent, name, FileType.of_mode(mode), node.ino)
-    touch_dir(txn, parent, env.now_ns, nlink_delta=int(is_dir))
     quota.charge(txn, env, attr, space=0, inodes=1)
     return attr
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from fsmeta import access, quota, schema, schema_inode, schema_slices
 from fsmeta.cache import Missing, RowCache
+from fsmeta.long_chunks import covered_with, slices_of
 from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
+from fsmeta.schema_xattrs import CAPABILITY_FIELD
 from fsmeta.sealed import is_sealed
-from fsmeta.slices import covered
+from fsmeta.slices import View, covered
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.txn import Txn
 from fsmeta.types import (
-    AT_END,
-    AT_END_AGAIN,
     CHUNK_BYTES,
     FILE_SIZE_MAX,
     Attr,
@@ -32,14 +33,13 @@ from fsmeta.types import (
 )
 
 DROPS_A_FIELD: Final = 500  # of X: what the leader takes at once must fit into a commit
-CAPABILITY_FIELD: Final = schema.xattr_field(b"security.capability")
-CHUNKS_A_COMMIT: Final = 1000  # dropped by one truncate; more is done in steps (COMMIT_OPS_MAX)
+CHUNKS_NAMED: Final = 1000  # as many are asked for by their names, more with the whole row
 
 
 def known_chunk(cache: RowCache, ino: Ino, index: int) -> list[Slice] | None:
     """`read_chunk` without asking the store; None where it has to be asked."""
     value = cache.get(schema.inode_row(ino), schema.chunk_field(index), need_vouched=True)
-    return None if isinstance(value, Missing) else schema_slices.unpack_slices(ino, index, value)
+    return None if isinstance(value, Missing) else slices_of(ino, index, value)
 
 
 def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
@@ -52,7 +52,16 @@ def read_chunk(txn: Txn, env: Env, ino: Ino, index: int) -> list[Slice]:
     value, file = txn.get_with((row, field), witness=(row, schema.VOLATILE_FIELD))
     if file is None:
         raise OSError(errno.ESTALE, f"inode {ino} is gone")
-    return schema_slices.unpack_slices(ino, index, value)
+    return slices_of(ino, index, value)
+
+
+def without(
+    batch: Sequence[tuple[int, Slice]], known: Collection[int]
+) -> tuple[list[tuple[int, Slice]], int]:
+    """What is left of a batch for `write` without the slices `known`, and its length."""
+    left = [(index, piece) for index, piece in batch if piece.id not in known]
+    ends = [index * CHUNK_BYTES + piece.end for index, piece in left if index >= 0]
+    return left, max(ends, default=0)
 
 
 def write(
@@ -78,7 +87,7 @@ def write(
     by_chunk: dict[int, list[Slice]] = {}
     for index, piece in batch:
         by_chunk.setdefault(index, []).append(piece)
-    if AT_END in by_chunk or AT_END_AGAIN in by_chunk:
+    if min(by_chunk, default=0) < 0:
         by_chunk, length = _placed(txn, attr, batch)
         # the kernel does this before writes through its cache, which not all appends go through
         txn.delete(row, CAPABILITY_FIELD)
@@ -91,8 +100,8 @@ def write(
     used = attr.used
     for index, new in by_chunk.items():
         field = schema.chunk_field(index)
-        old = schema_slices.unpack_slices(ino, index, txn.reads.get((row, field)))
-        used += covered([*old, *new]) - covered(old)
+        before, after = covered_with(ino, index, txn.reads.get((row, field)), new)
+        used += after - before
         txn.append(row, field, schema_slices.pack_slices(new))
     ctime_ns = max(attr.ctime_ns, mtime_ns)
     size = max(attr.size, length)
@@ -115,18 +124,13 @@ def _placed(
 
     A slice that comes to lie across the end of a chunk has two users. Raises: EFBIG.
     """
-    known: set[SliceId] = set()
-    if any(index == AT_END_AGAIN for index, _ in batch):
-        for index, value in chunks_of(txn, attr, 0):
-            txn.expect(schema.inode_row(attr.ino), schema.chunk_field(index), value)
-            known.update(each.id for each in schema_slices.unpack_slices(attr.ino, index, value))
     by_chunk: dict[int, list[Slice]] = {}
     end = attr.size
     for index, piece in batch:
         if index >= 0:
             by_chunk.setdefault(index, []).append(piece)
             end = max(end, index * CHUNK_BYTES + piece.end)
-        elif piece.id not in known:
+        else:
             if end + piece.length > FILE_SIZE_MAX:
                 raise OSError(errno.EFBIG, f"append at {end}")
             parts = split(piece, end)
@@ -166,8 +170,9 @@ def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:
     if size >= attr.size or not attr.used:
         return attr._replace(size=size)
     chunks = chunks_of(txn, attr, size // CHUNK_BYTES)
-    if len(chunks) > CHUNKS_A_COMMIT:
-        chunks = chunks[-CHUNKS_A_COMMIT:]
+    count = how_many_fit([value for _, value in reversed(chunks)])
+    if count < len(chunks):
+        chunks = chunks[-count:]
         size = chunks[0][0] * CHUNK_BYTES
     used = attr.used - _cut(txn, attr.ino, chunks, size)
     if attr.nlink:
@@ -186,12 +191,23 @@ def chunks_of(txn: Txn, attr: Attr, begin: int, end: int | None = None) -> list[
     row = schema.inode_row(attr.ino)
     last = (attr.size - 1) // CHUNK_BYTES + 1
     indexes = range(begin, last if end is None else min(end, last))
-    if len(indexes) <= CHUNKS_A_COMMIT:
+    if len(indexes) <= CHUNKS_NAMED:
         values = txn.get_many([(row, schema.chunk_field(index)) for index in indexes])
         return [(index, value) for index, value in zip(indexes, values, strict=True) if value]
-    fields = txn.get_row(row)
+    fields = txn.get_inodes([row])[0].fields
     names = sorted(field for field in fields if field[:1] == b"c")
     return [(schema.id_of(name), fields[name]) for name in names if schema.id_of(name) in indexes]
+
+
+def how_many_fit(chunks: Iterable[bytes]) -> int:
+    """How many of these chunks, from the first one on, one commit can drop; at least one."""
+    ops = count = 0
+    for value in chunks:
+        if ops > COMMIT_OPS_ENOUGH:
+            break
+        ops += 3 + len(value) // (schema_slices.SLICE_BYTES * DROPS_A_FIELD)  # see `bury`
+        count += 1
+    return count
 
 
 def _cut(txn: Txn, ino: Ino, chunks: Sequence[tuple[int, bytes]], size: int) -> int:
@@ -241,23 +257,58 @@ def record_drops(txn: Txn, drops: Sequence[tuple[SliceId, int]]) -> None:
         txn.append(schema.DEAD_SLICES, schema.pack_u64(part[0][0]), schema_slices.pack_dead(part))
 
 
-def replace_prefix(
-    txn: Txn, env: Env, ino: Ino, index: int, old: Sequence[Slice], new: Sequence[Slice]
-) -> bool:
-    """Compaction: put `new` in place of the first slices of a chunk, if those are still `old`.
+class Exchange:
+    """Other records for what a chunk lists; all that depends on these alone is worked out once."""
+
+    def __init__(self, old: Sequence[Slice], new: Sequence[Slice]) -> None:
+        self.old, self.new = old, new
+        self.packed = schema_slices.pack_slices(old)
+        self._more, self._less = _beyond(new, old), _beyond(old, new)
+
+    def grown(self, later: Sequence[Slice]) -> int:
+        """How many more bytes are covered now, where `later` are laid over old and new."""
+        return _left_of(self._more, later) - _left_of(self._less, later)
+
+
+def _beyond(these: Sequence[Slice], those: Sequence[Slice]) -> list[Slice]:
+    """The ranges that `these` cover and `those` do not."""
+    view = View(these)
+    for part in View(those).segments():
+        if part.slice is not None:
+            view.lay(schema_slices.hole(part.pos, part.length))
+    return [
+        Slice(part.pos, part.slice.id, part.length, 0, part.length)
+        for part in view.segments()
+        if part.slice is not None
+    ]
+
+
+def _left_of(ranges: Sequence[Slice], later: Sequence[Slice]) -> int:
+    """Bytes of `ranges` that none of `later` touches."""
+    if not ranges or not later:
+        return sum(piece.length for piece in ranges)
+    view = View(ranges)
+    for piece in later:
+        view.lay(schema_slices.hole(piece.pos, piece.length))
+    return view.used
+
+
+def replace_prefix(txn: Txn, env: Env, ino: Ino, index: int, exchange: Exchange) -> bool:
+    """Compaction: put the new records in place of a chunk's first ones, if those are the old.
 
     What was appended meanwhile stays behind them. Small holes have become zeros, which take space
-    from here on. False where somebody else was first; then the caller owns `new` and deletes it.
+    from here on. False where somebody else was first; then the caller owns the new slices and
+    deletes them. Writers don't wait for it, and each write begun meanwhile is a conflict: so it
+    does little.
     """
     row, field = schema.inode_row(ino), schema.chunk_field(index)
     value = txn.get(row, field)
-    prefix = schema_slices.pack_slices(old)
-    if is_sealed(ino) or value is None or not value.startswith(prefix):
+    if is_sealed(ino) or value is None or not value.startswith(exchange.packed):
         return False
-    rest = value[len(prefix) :]
-    packed = schema_slices.pack_slices(new) + rest
+    rest = value[len(exchange.packed) :]
+    packed = schema_slices.pack_slices(exchange.new) + rest
     later = schema_slices.unpack_slices(ino, index, rest)
-    grown = covered([*new, *later]) - covered([*old, *later])
+    grown = exchange.grown(later)
     if grown:
         attr = get_attr(txn, ino)
         used = attr.used + grown
@@ -269,5 +320,5 @@ def replace_prefix(
         txn.put(row, field, packed)
     else:
         txn.delete(row, field)
-    bury(txn, old, kept=[*new, *later])
+    bury(txn, exchange.old, kept=[*exchange.new, *later])
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from fsmeta import access
-from fsmeta.ops.inode import Env, get_attr, put_attr, require_unsealed
+from fsmeta.ops.inode import Env, change_attr, get_attr, require_unsealed
 from fsmeta.txn import Txn
 from fsmeta.types import FLAGS, FLAGS_FIXED, Attr, FileType, Ino
 
@@ -26,7 +26,7 @@ def setflags(txn: Txn, env: Env, ino: Ino, flags: int) -> None:
     if flags & ~FLAGS:
         raise OSError(errno.EOPNOTSUPP, f"flags {flags & ~FLAGS:#x}")
     kept = attr.flags & ~FLAGS
-    put_attr(txn, attr._replace(flags=flags | kept, ctime_ns=env.now_ns))
+    change_attr(txn, attr, attr._replace(flags=flags | kept, ctime_ns=env.now_ns))
 
 
 def _get(txn: Txn, ino: Ino) -> Attr:

@@ -12,7 +12,7 @@ from fsmeta.schema_inode import Stable
 from fsmeta.sealed import SEALED_INO, SHELVES, is_sealed, is_shelf, shelf_attr
 from fsmeta.trash import TRASH_INO, directory_attr, is_trash
 from fsmeta.txn import Txn
-from fsmeta.types import NAME_MAX, NO_PARENT, ROOT_INO, Attr, Caller, FileType, Ino, Usage
+from fsmeta.types import NAME_MAX, NO_PARENT, ROOT_INO, Attr, Caller, FileType, Ino, Usage, is_name
 
 
 class Env(NamedTuple):
@@ -126,7 +126,7 @@ def check_name(name: bytes) -> None:
     """Raises: ENAMETOOLONG, EINVAL for what can't be a name."""
     if len(name) > NAME_MAX:
         raise OSError(errno.ENAMETOOLONG, "name is longer than 255 bytes")
-    if not name or b"/" in name or b"\0" in name:
+    if not is_name(name):
         raise OSError(errno.EINVAL, f"{name!r} is no name")
 
 
@@ -157,6 +157,22 @@ def put_attr(txn: Txn, attr: Attr) -> None:
     row = schema.inode_row(attr.ino)
     txn.put(row, schema.ATTR_FIELD, schema_inode.pack_attr(attr))
     txn.put(row, schema.VOLATILE_FIELD, schema_inode.pack_volatile(attr))
+
+
+def change_attr(txn: Txn, before: Attr, after: Attr) -> None:
+    """Write what a verb has made of attributes that it has read; of a directory mode, owner, flags,
+    ACLs and times alone.
+
+    Names made in a directory meanwhile change its times and links, which is no conflict with that.
+    So from the second attempt on the commit changes what is new and does not prove the rest.
+    """
+    if txn.first or not after.is_dir:
+        put_attr(txn, after)
+        return
+    row = schema.inode_row(after.ino)
+    txn.overlook(row, schema.VOLATILE_FIELD)
+    txn.put(row, schema.ATTR_FIELD, schema_inode.pack_attr(after))
+    txn.merge(row, schema.VOLATILE_FIELD, schema_inode.times_parts(before, after))
 
 
 def put_dentry(txn: Txn, parent: Ino, name: bytes, kind: FileType, ino: Ino) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fsmeta import quota, schema, schema_inode, schema_slices
+from fsmeta.long_chunks import covered_with
 from fsmeta.ops.collect import share
-from fsmeta.ops.extent import CHUNKS_A_COMMIT, bury, chunks_of, split
+from fsmeta.ops.extent import bury, chunks_of, how_many_fit, split
 from fsmeta.ops.inode import Changed, Env, get_attr, require_unsealed
 from fsmeta.slices import covered, resolve
 from fsmeta.txn import Txn
@@ -99,21 +100,21 @@ def _clear(txn: Txn, attr: Attr, span: Span) -> tuple[int, int]:
         return span.end, 0
     found = chunks_of(txn, attr, span.begin // CHUNK_BYTES, (span.end - 1) // CHUNK_BYTES + 1)
     end = span.end
-    if len(found) > CHUNKS_A_COMMIT:
-        end = found[CHUNKS_A_COMMIT][0] * CHUNK_BYTES
-        found = found[:CHUNKS_A_COMMIT]
+    count = how_many_fit(value for _, value in found)
+    if count < len(found):
+        end = found[count][0] * CHUNK_BYTES
+        found = found[:count]
     lost = 0
     for index, value in found:
         field = schema.chunk_field(index)
         txn.expect(row, field, value)
-        old = schema_slices.unpack_slices(attr.ino, index, value)
         first = max(span.begin - index * CHUNK_BYTES, 0)
         last = min(end - index * CHUNK_BYTES, CHUNK_BYTES)
         zeros = schema_slices.hole(first, last - first)
-        before, after = covered(old), covered([*old, zeros])
+        before, after = covered_with(attr.ino, index, value, [zeros])
         if not after:
             txn.delete(row, field)
-            bury(txn, old)
+            bury(txn, schema_slices.unpack_slices(attr.ino, index, value))
         elif after != before:
             txn.append(row, field, schema_slices.pack_slices([zeros]))
         lost += before - after
@@ -206,7 +207,12 @@ def _splice(txn: Txn, attr: Attr, pieces: dict[int, list[Slice]]) -> int:
             new = [each for each in new if each.kind is not SliceKind.HOLE]
         if not new:
             continue
-        grown += covered([*old, *new]) - covered(old)
+        left = covered([*old, *new])
+        grown += left - covered(old)
+        if not left:  # nothing but holes: a file that uses nothing lists nothing, see `change_size`
+            txn.delete(row, schema.chunk_field(index))
+            bury(txn, old)
+            continue
         txn.append(row, schema.chunk_field(index), schema_slices.pack_slices(new))
         known = {each.id for each in old}
         for sid in {each.id for each in new if each.kind is not SliceKind.HOLE} - known:

@@ -18,12 +18,12 @@ from fsmeta import schema, schema_inode, schema_slices
 from fsmeta.ops.extent import bury
 from fsmeta.schema_packing import PACKED
 from fsmeta.schema_sessions import SessionRecord, unpack_session
-from fsmeta.store import Key
+from fsmeta.store import COMMIT_OPS_ENOUGH, Key
 from fsmeta.txn import Txn
 from fsmeta.types import Ino, SessionId, SliceId
 
 Drops: TypeAlias = Mapping[bytes, list[tuple[SliceId, int]]]  # by field of X
-CHUNKS_A_PURGE: Final = 800  # of one inode; a larger file takes several commits
+FIELDS_A_PURGE: Final = 400  # of a long row: with values of 64 KiB that is 26 MiB of memory
 
 
 def take_lead(txn: Txn, sid: SessionId, believed_dead: SessionId | None) -> bool:
@@ -79,30 +79,61 @@ def next_round(txn: Txn, sid: SessionId) -> int | None:
 def purge(txn: Txn, inos: Sequence[Ino]) -> int:
     """Remove orphan inodes; their slices join the dead ones. Returns how many have yet to be done.
 
-    A file of very many chunks loses CHUNKS_A_PURGE of them in one call and stays an orphan.
+    One of very many chunks, slices or attributes loses some of them in a call and stays an orphan.
     """
-    budget = CHUNKS_A_PURGE
     left = 0
-    rows = txn.get_rows([schema.inode_row(ino) for ino in inos])
-    for ino, fields in zip(inos, rows, strict=True):
+    rows = txn.get_short_rows([schema.inode_row(ino) for ino in inos])
+    for ino, found in zip(inos, rows, strict=True):
         row = schema.inode_row(ino)
+        if found is None and txn.ops > COMMIT_OPS_ENOUGH:
+            left += 1
+            continue
+        fields, rest = (found, False) if found is not None else _begin_of(txn, row)
         a, v = fields.get(schema.ATTR_FIELD), fields.get(schema.VOLATILE_FIELD)
         txn.expect(row, schema.VOLATILE_FIELD, v)
         if a and v and schema_inode.unpack_inode(ino, a, v).nlink:
             continue  # link(2) has given it a name since
-        chunks = [field for field in fields if field[:1] == b"c"]
-        for field in chunks[:budget]:
-            txn.expect(row, field, fields[field])
-            bury(txn, schema_slices.unpack_slices(ino, schema.id_of(field), fields[field]))
-            txn.delete(row, field)
-        if len(chunks) > budget:
+        done = _bury_chunks(txn, ino, fields)
+        if rest:
+            for field in fields.keys() - schema.ATTR_FIELDS:
+                if field[:1] != b"c":
+                    txn.delete(row, field)
+        if rest or not done:
             left += 1
-            budget = 0
             continue
-        budget -= len(chunks)
         txn.delete_row(row)
         txn.delete(schema.ORPHANS, schema.pack_u64(ino))
     return left
+
+
+def _bury_chunks(txn: Txn, ino: Ino, fields: Mapping[bytes, bytes]) -> bool:
+    """Drop the chunks of a file; False where one commit has enough before all are."""
+    row = schema.inode_row(ino)
+    for field, value in fields.items():
+        if field[:1] != b"c":
+            continue
+        if txn.ops > COMMIT_OPS_ENOUGH:
+            return False
+        txn.expect(row, field, value)
+        bury(txn, schema_slices.unpack_slices(ino, schema.id_of(field), value))
+        txn.delete(row, field)
+    return True
+
+
+def _begin_of(txn: Txn, row: bytes) -> tuple[dict[bytes, bytes], bool]:
+    """Attributes and some more fields of a long row, and whether that is not all of it."""
+    a, v = txn.get_many([(row, field) for field in schema.ATTR_FIELDS])
+    fields = {
+        field: value
+        for field, value in zip(schema.ATTR_FIELDS, (a, v), strict=True)
+        if value is not None
+    }
+    for field, value in txn.fields_of(row):
+        if len(fields) >= FIELDS_A_PURGE:
+            return fields, True
+        if field not in schema.ATTR_FIELDS:
+            fields[field] = value
+    return fields, False
 
 
 class LastUses(NamedTuple):

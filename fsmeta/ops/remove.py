@@ -102,9 +102,12 @@ def _orphan(txn: Txn, env: Env, attr: Attr) -> Attr:
     return orphan
 
 
-def expire(txn: Txn, env: Env, directory: Ino, names: Sequence[Dentry]) -> None:
+def expire(txn: Txn, env: Env, directory: Ino, names: Sequence[Dentry]) -> int:
     """Delete for good what `directory` has under `names`: an hour of the trash, or part of a clone
-    that nobody will see. The commit is ENOTEMPTY where one of them is a directory with names."""
+    that nobody will see. Returns how many of them went.
+
+    The commit is ENOTEMPTY where one of them is a directory with names.
+    """
     directories = 0
     seen: set[Ino] = set()
     for name, attr in still_there(txn, directory, names):
@@ -119,6 +122,7 @@ def expire(txn: Txn, env: Env, directory: Ino, names: Sequence[Dentry]) -> None:
             drop_name(txn, env, attr, directory, name)
     if names:
         touch_dir(txn, directory, env.now_ns, -directories)
+    return len(seen)
 
 
 def drop_root(txn: Txn, env: Env, attr: Attr) -> Attr:

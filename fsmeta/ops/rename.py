@@ -1,4 +1,4 @@
-"""rename(2) and renameat2(2): RENAME_NOREPLACE and RENAME_EXCHANGE included.
+"""rename(2) and renameat2(2): RENAME_NOREPLACE, _EXCHANGE and _WHITEOUT included.
 
 A directory can't end up under itself, however many clients move directories at once: the walk from
 the new parent to the root reads every `a` record on the way, and the commit checks them all.
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from fsmeta import access, quota, schema, schema_inode
+from fsmeta.ops.create import NewNode, put_new
 from fsmeta.ops.inode import (
     Env,
     Found,
@@ -31,7 +32,9 @@ from fsmeta.types import NO_PARENT, ROOT_INO, Attr, FileType, Ino
 
 NOREPLACE: Final = 1
 EXCHANGE: Final = 2
-_DEPTH_MAX: Final = 10_000  # more directories above one another than any path can name
+WHITEOUT: Final = 4
+WHITEOUT_MODE: Final = 0o020000  # a device 0/0 that nobody may open: overlayfs hides a name by it
+_FLAGS: Final = (0, NOREPLACE, EXCHANGE, WHITEOUT, WHITEOUT | NOREPLACE)
 
 
 class Place(NamedTuple):
@@ -48,15 +51,17 @@ class Renamed(NamedTuple):
     replaced: Attr | None
 
 
-def rename(txn: Txn, env: Env, old: Place, new: Place, flags: int) -> Renamed:
+def rename(
+    txn: Txn, env: Env, old: Place, new: Place, flags: int, whiteout: NewNode | None = None
+) -> Renamed:
     """Move the name `old` to `new`; what was there is replaced, or trades places (EXCHANGE).
 
-    Out of the trash it may go, not into it.
+    Out of the trash it may go, not into it. With WHITEOUT the old name leads to `whiteout` then.
     Raises: ENOENT, EEXIST, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL, EACCES, EPERM, EDQUOT.
     """
-    if flags not in (0, NOREPLACE, EXCHANGE):
+    if flags not in _FLAGS or bool(flags & WHITEOUT) != (whiteout is not None):
         raise OSError(errno.EINVAL, f"rename flags {flags:#x}")
-    if new.parent >= TRASH_INO or (old.parent >= TRASH_INO and flags == EXCHANGE):
+    if new.parent >= TRASH_INO or (old.parent >= TRASH_INO and flags not in (0, NOREPLACE)):
         raise OSError(errno.EPERM, "only deleting puts something into the trash")
     require_unsealed(old.parent)
     require_unsealed(new.parent)
@@ -69,7 +74,7 @@ def rename(txn: Txn, env: Env, old: Place, new: Place, flags: int) -> Renamed:
     if source is None:
         raise OSError(errno.ENOENT, "no such name")
     target = find(txn, *new)
-    if flags == NOREPLACE and target is not None:
+    if flags & NOREPLACE and target is not None:
         raise OSError(errno.EEXIST, "the new name exists")
     if flags == EXCHANGE and target is None:
         raise OSError(errno.ENOENT, "nothing to exchange with")
@@ -85,7 +90,12 @@ def rename(txn: Txn, env: Env, old: Place, new: Place, flags: int) -> Renamed:
     if flags == EXCHANGE:
         assert target is not None
         return _exchange(txn, env, source, target, old, new)
-    return _replace(txn, env, source, target, old, new)
+    renamed = _replace(txn, env, source, target, old, new)
+    if whiteout is not None:
+        put_new(txn, env, old_dir, old.parent, old.name, whiteout)
+    else:
+        txn.delete(schema.dir_row(old.parent), old.name)
+    return renamed
 
 
 def _require_no_loop(
@@ -102,11 +112,13 @@ def _require_no_loop(
 
 
 def _is_under(txn: Txn, directory: Ino, ancestor: Ino) -> bool:
-    for _ in range(_DEPTH_MAX):
+    seen: set[Ino] = set()
+    while directory not in seen:
         if directory == ancestor:
             return True
         if directory == ROOT_INO:
             return False
+        seen.add(directory)
         directory = get_stable(txn, directory).parent
         if directory == NO_PARENT:
             raise OSError(errno.ENOENT, "a directory above has been removed")
@@ -116,6 +128,7 @@ def _is_under(txn: Txn, directory: Ino, ancestor: Ino) -> bool:
 def _replace(
     txn: Txn, env: Env, source: Found, target: Found | None, old: Place, new: Place
 ) -> Renamed:
+    """What the old name leads to then is for the caller to say."""
     is_dir = source.type is FileType.DIR
     if target is not None:
         if is_dir and target.type is not FileType.DIR:
@@ -131,7 +144,6 @@ def _replace(
         )
     moved, counted = _move(txn, env, source, old, new)
     _recount(txn, env, (counted,))
-    txn.delete(schema.dir_row(old.parent), old.name)
     gone = 1 if is_dir and target is not None else 0
     if old.parent == new.parent:
         touch_dir(txn, old.parent, env.now_ns, -gone)

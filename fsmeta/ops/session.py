@@ -1,8 +1,10 @@
 """Sessions: who uses the volume, whether they live, and what they hold open without a name.
 
 A session lives while its row does; every commit checks that (`Commit.fence`), so deleting the row
-fences the client off. Whether a session *should* live is judged by its beat alone: a watcher that
-has seen the same beat for a whole lease, on its own clock, may end it. Nobody's wall clock counts.
+fences the client off. Of a session that others end its workers' records stay, until its client has
+come back and has seen what became of its last commits. Whether a session *should* live is judged
+by its beat alone: a watcher that has seen the same beat for a whole lease, on its own clock, may
+end it. Nobody's wall clock counts.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from fsmeta import schema
-from fsmeta.errors import Rewound
+from fsmeta.errors import Doubt, Rewound
 from fsmeta.schema_locks import Kind, grant_row, places_in
 from fsmeta.schema_sessions import SessionRecord, pack_session, unpack_session
 from fsmeta.store import EDITION, FENCE_FIELD
@@ -24,7 +26,9 @@ JOINING: Final = (
     (schema.COUNTERS, schema.NEXT_SLICE),
     (schema.BACKGROUND, schema.VOID),
 )  # what `open_session` reads
+TIDIED_MAX: Final = 1000  # other fields of a session that is ended; the rest goes with its row
 _NO_PROOF: Final = b"1"
+_RECORD: Final = schema.worker_field(0)[:1]  # how fields of workers begin
 ENDED_MAX: Final = 1000  # sessions remembered after others ended them; who comes later is refused
 ROWS_AT_ONCE: Final = 200  # of sessions; one request for thousands would hold up everybody
 
@@ -62,8 +66,6 @@ def open_session(
                 f"the store has gone back to an older state: it does not know that session {ended}"
                 " of this mount was ended, or not all that was stored in its name"
             )
-        if proof is not None:
-            txn.delete(schema.ENDED, schema.pack_u64(ended))
     number, current, slices, void = txn.get_many(JOINING)
     sid = schema.unpack_count(schema.COUNTERS, schema.NEXT_SESSION, number) + 1
     confirmed = schema.unpack_count(schema.BACKGROUND, schema.ROUND, current) - rejoins
@@ -109,7 +111,7 @@ def raise_fence(txn: Txn, sid: SessionId, edition: bytes) -> bool:
     if current is not None and current != edition:
         txn.put(row, FENCE_FIELD, edition)
         for field in fields:
-            if field[:1] == b"w":
+            if field[:1] == _RECORD:
                 txn.append(row, field, b"")
     return current is not None
 
@@ -131,34 +133,81 @@ def end_dead_session(txn: Txn, sid: SessionId) -> None:
     """
     if txn.get(schema.SESSIONS, schema.pack_u64(sid)) is None:
         return  # it has ended itself
-    _remember(txn, sid)
-    close_session(txn, sid)
+    txn.require_empty(grant_row(sid))
+    _retire(txn, sid)
+    txn.delete(schema.SESSIONS, schema.pack_u64(sid))
 
 
-def _remember(txn: Txn, sid: SessionId) -> None:
-    """Keep what proves the commits of a session, unless whoever has fenced it off did so."""
+def _retire(txn: Txn, sid: SessionId) -> None:
+    """Let a session commit nothing any more, unless whoever was here before has seen to that.
+
+    What it has committed last stays in its row, for its client may come back in doubt. The records
+    are written as they are: on TiKV commits under way meet nothing else.
+    """
     row = schema.session_row(sid)
-    alive, proof = txn.get_many(((row, FENCE_FIELD), (row, schema.PROOF_FIELD)))
+    fields = txn.get_row(row)
+    alive, proof = fields.get(FENCE_FIELD), fields.get(schema.PROOF_FIELD)
+    txn.expect(row, FENCE_FIELD, alive)
+    txn.expect(row, schema.PROOF_FIELD, proof)
     if alive is None:
         return
     remembered = sorted(txn.get_row(schema.ENDED))
-    for field in remembered[: max(0, len(remembered) - ENDED_MAX + 1)]:
-        txn.delete(schema.ENDED, field)
+    for old in remembered[: max(0, len(remembered) - ENDED_MAX + 1)]:
+        _forget(txn, old)
     txn.put(schema.ENDED, schema.pack_u64(sid), proof or _NO_PROOF)
+    txn.delete(row, FENCE_FIELD)
+    for field in fields:
+        if field[:1] == _RECORD:
+            txn.append(row, field, b"")
+    held = [field for field in fields if field[:1] not in (_RECORD, FENCE_FIELD)]
+    for field in held[:TIDIED_MAX]:
+        txn.delete(row, field)
 
 
 def fence_off(txn: Txn, sid: SessionId) -> None:
     """Let a session commit nothing any more. It stays in S until it is buried, by whomever."""
     if txn.get(schema.SESSIONS, schema.pack_u64(sid)) is not None:
-        _remember(txn, sid)
-        txn.delete_row(schema.session_row(sid))
+        _retire(txn, sid)
 
 
 def bury_session(txn: Txn, sid: SessionId) -> None:
-    """Forget a session that was fenced off and whose locks are given up."""
-    txn.delete_row(schema.session_row(sid))
+    """A session that was fenced off, and whose locks are given up, is one no more."""
     txn.delete_row(grant_row(sid))
     txn.delete(schema.SESSIONS, schema.pack_u64(sid))
+
+
+def erase_session(txn: Txn, sid: SessionId) -> None:
+    """`bury_session` of one that nobody will ask after."""
+    bury_session(txn, sid)
+    txn.delete_row(schema.session_row(sid))
+
+
+def forget_ended(txn: Txn, sid: SessionId) -> None:
+    """The client of a session that was ended is back, and has read what that one left."""
+    _forget(txn, schema.pack_u64(sid))
+
+
+def _forget(txn: Txn, field: bytes) -> None:
+    """Keep nothing more of an ended session; `field` of E is its number."""
+    txn.delete(schema.ENDED, field)
+    if len(field) == len(schema.pack_u64(0)):
+        txn.delete_row(schema.session_row(schema.id_of(field)))
+
+
+def settle(txn: Txn, doubt: Doubt, sealed: int) -> bool:
+    """Whether a commit was applied; if it was not, it never will be: its worker is at `sealed`.
+
+    That is a number which no commit has. What was applied is written as it is, so that the answer
+    is as safe as that of a commit (`--redis-wait`). Raises: Fenced (the commit) where the session
+    has ended.
+    """
+    value = txn.get(doubt.fence, doubt.worker)
+    last = 0 if value is None else schema.id_of(value)
+    if last <= doubt.number:  # else somebody has settled it before
+        txn.fence = doubt.fence
+        number = last if last == doubt.number else sealed
+        txn.put(doubt.fence, doubt.worker, schema.pack_u64(number))
+    return last == doubt.number
 
 
 def forget_last_commit(txn: Txn, sid: SessionId) -> None:

@@ -38,7 +38,7 @@ from fsmeta.types import (
     SliceKind,
 )
 
-_OWN: Final = (schema.ATTR_FIELD[0], schema.VOLATILE_FIELD[0], *b"phto")  # fields a copy has anew
+_OWN: Final = (schema.ATTR_FIELD[0], schema.VOLATILE_FIELD[0], *b"phtoy")  # fields a copy has anew
 _CHUNK: Final = b"c"[0]
 
 

@@ -6,12 +6,13 @@ import errno
 import stat
 from typing import Final
 
-from fsmeta import access, schema, schema_inode
+from fsmeta import access, quota, schema, schema_inode
 from fsmeta.acl import XATTRS as ACLS
 from fsmeta.cache import RowCache
 from fsmeta.ops import acl as acls
 from fsmeta.ops.inode import Env, get_attr, require, require_unsealed
 from fsmeta.ops.lookup import known_attr
+from fsmeta.schema_xattrs import XATTRS_FIELD, XATTRS_MAX, charged, cost, is_xattr
 from fsmeta.store import Key
 from fsmeta.txn import Txn
 from fsmeta.types import XATTR_NAME_MAX, XATTR_SIZE_MAX, Attr, FileType, Ino
@@ -60,12 +61,16 @@ def setxattr(
     if name in ACLS:
         acls.setxattr(txn, env, ino, name, value, kill_sgid)
         return
+    key = (schema.inode_row(ino), schema.xattr_field(name))
     if flags:
         _require_presence(_find(txn, env, ino, name, access.WRITE), flags)
-    else:
+    elif txn.first and all(txn.knows(*each) for each in schema_inode.attr_keys(ino)):
         _require_allowed(txn, env, ino, name, access.WRITE)
-    txn.put(schema.inode_row(ino), schema.xattr_field(name), _MARK + value)
-    _touch(txn, env, ino)
+        txn.suppose(*key, None)  # most have none: then nothing has to be asked for
+        txn.suppose(key[0], XATTRS_FIELD, None)
+    else:
+        _find(txn, env, ino, name, access.WRITE)
+    _change(txn, env, ino, key[1], _MARK + value)
 
 
 def _require_presence(old: bytes | None, flags: int) -> None:
@@ -94,17 +99,60 @@ def removexattr(txn: Txn, env: Env, ino: Ino, name: bytes) -> None:
         return
     if _find(txn, env, ino, name, access.WRITE) is None:
         raise _no_such()
-    txn.delete(schema.inode_row(ino), schema.xattr_field(name))
-    _touch(txn, env, ino)
+    _change(txn, env, ino, schema.xattr_field(name), None)
+
+
+def _change(txn: Txn, env: Env, ino: Ino, field: bytes, value: bytes | None) -> None:
+    """Put an attribute in place of what the verb has found, and charge for it.
+
+    Raises: ENOSPC where the inode would have more than XATTRS_MAX; ENOSPC, EDQUOT of limits.
+    """
+    row = schema.inode_row(ino)
+    old, count = txn.get_many(((row, field), (row, XATTRS_FIELD)))
+    before = schema.unpack_count(row, XATTRS_FIELD, count)
+    # one that was set by an earlier version may not be in the sum
+    after = max(0, before + cost(field, value) - cost(field, old))
+    if after > XATTRS_MAX and after > before:
+        raise OSError(errno.ENOSPC, f"inode {ino} has {XATTRS_MAX} bytes of extended attributes")
+    if value is None:
+        txn.delete(row, field)
+    else:
+        txn.put(row, field, value)
+    if after != before:
+        _put_sum(txn, row, after)
+    moved = charged(after) - charged(before)
+    if not moved:
+        txn.merge(row, schema.VOLATILE_FIELD, schema_inode.ctime_parts(env.now_ns))
+        return
+    attr = get_attr(txn, ino)
+    new = attr._replace(used=attr.used + moved, ctime_ns=max(attr.ctime_ns, env.now_ns))
+    if attr.nlink:
+        quota.charge(txn, env, attr, space=new.space - attr.space, inodes=0)
+    txn.put(row, schema.VOLATILE_FIELD, schema_inode.pack_volatile(new))
+
+
+def _put_sum(txn: Txn, row: bytes, total: int) -> None:
+    if total:
+        txn.put(row, XATTRS_FIELD, b"%d" % total)
+    else:
+        txn.delete(row, XATTRS_FIELD)
 
 
 def listxattr(txn: Txn, env: Env, ino: Ino) -> list[bytes]:
     """The names the caller may know of: `trusted.*` is root's. Raises: ESTALE."""
-    fields = txn.get_row(schema.inode_row(ino))
+    row = schema.inode_row(ino)
+    (found,) = txn.get_short_rows([row])
+    fields: dict[bytes, bytes] = {}
+    shown: set[bytes] = set()
+    for field, value in txn.fields_of(row) if found is None else found.items():
+        if is_xattr(field):
+            shown.add(field[1:])
+        elif field in schema.ATTR_FIELDS:
+            fields[field] = value
     if not {*schema.ATTR_FIELDS} <= fields.keys():
         raise OSError(errno.ESTALE, f"inode {ino} is gone")
     attr = schema_inode.unpack_inode(ino, *(fields[field] for field in schema.ATTR_FIELDS))
-    names = acls.listed(attr) + [field[1:] for field in fields if field[:1] == b"x"]
+    names = [*acls.listed(attr), *shown]
     if env.caller.uid != 0:
         names = [name for name in names if not name.startswith(b"trusted.")]
     return sorted(names)
@@ -112,8 +160,10 @@ def listxattr(txn: Txn, env: Env, ino: Ino) -> list[bytes]:
 
 def _find(txn: Txn, env: Env, ino: Ino, name: bytes, mask: int) -> bytes | None:
     """The stored value; what else is needed for it comes in the same request."""
-    key = (schema.inode_row(ino), schema.xattr_field(name))
-    _require_allowed(txn, env, ino, name, mask, (key,))
+    row = schema.inode_row(ino)
+    key = (row, schema.xattr_field(name))
+    also = (key, (row, XATTRS_FIELD)) if mask == access.WRITE else (key,)
+    _require_allowed(txn, env, ino, name, mask, also)
     return txn.get(*key)
 
 
@@ -160,8 +210,3 @@ def _require(txn: Txn, env: Env, attr: Attr, name: bytes, mask: int) -> None:
         raise OSError(missing, "trusted attributes are root's")
     elif mask == access.WRITE:
         raise OSError(errno.EPERM, "security attributes are root's")
-
-
-def _touch(txn: Txn, env: Env, ino: Ino) -> None:
-    row = schema.inode_row(ino)
-    txn.merge(row, schema.VOLATILE_FIELD, schema_inode.ctime_parts(env.now_ns))

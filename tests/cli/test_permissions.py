@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fsdata.obj_file import FileObjects
+from fsmeta.runtime import SystemRuntime
+from tests.conftest import LogWatch
 from tests.faults.program import Done, Volume, succeed, without_waits
 from tests.faults.user import as_root, as_user, needs_namespaces
 
@@ -61,7 +64,9 @@ def test_nobody_else_reads_what_is_beneath_a_volume(embedded: Volume) -> None:
     (mount.path / "file").chmod(0o600)
     for path in sorted(embedded.base.glob("meta.db*")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    assert stat.S_IMODE((embedded.bucket / "testvol").stat().st_mode) == 0o700
+    for path in ((embedded.bucket / "testvol"), *(embedded.bucket / "testvol").rglob("*")):
+        expected = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == expected, path
     script = "cat $B/meta.db $B/bucket/testvol/chunks/*/*/*; find $B/bucket -type f"
     done = as_user(script, embedded.base)
     assert done.out == ""
@@ -73,6 +78,23 @@ def test_nobody_else_reads_what_is_beneath_a_volume(embedded: Volume) -> None:
     succeed("format", f"sqlite://{embedded.base}/2.db", "vol", "--bucket", prepared.parent)
     assert stat.S_IMODE(prepared.stat().st_mode) == 0o2775, "it was made so by intention"
     embedded.end()
+
+
+def test_what_is_in_a_shared_data_directory_is_shared(tmp_path: Path, log_watch: LogWatch) -> None:
+    """P1: with whom it was made to be; and everybody's is told of."""
+    for mode, objects, folders in ((0o2770, 0o640, 0o770), (0o755, 0o644, 0o755)):
+        root = tmp_path / f"{mode:o}"
+        root.mkdir()
+        root.chmod(mode)
+        store = FileObjects(SystemRuntime(), str(root))
+        store.put("chunks/0/0/1_0_1", (b"v",))
+        found = [path for path in root.rglob("*") if path.name != ".tmp"]
+        modes = {stat.S_IMODE(path.stat().st_mode) & 0o777 for path in found}
+        assert modes == {objects, folders}
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all").chmod(0o777)
+    log_watch.expect("everybody may write to the object directory")
+    FileObjects(SystemRuntime(), str(tmp_path / "all"))
 
 
 def test_a_data_directory_that_is_not_ours(base: Path) -> None:

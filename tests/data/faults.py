@@ -29,6 +29,7 @@ class FaultyObjects:
         self.synced: list[str] = []
         self._lock = runtime.lock()
         self._fail: dict[str, tuple[int, Callable[[], Exception]]] = {}  # guarded by _lock
+        self.full_for: Sequence[bytes] = ()  # there is no space for what contains any of these
         self.torn = False  # a failing put leaves half of the object behind
         self.flip_at: int | None = None  # this bit of every answer is wrong
         self.flips: int | None = None  # of so many answers; None: of all
@@ -58,6 +59,8 @@ class FaultyObjects:
             self.puts.append(key)
         self._pass()
         error = self._fault("put")
+        if self.full_for and any(part in b"".join(pieces) for part in self.full_for):
+            error = no_space()
         if error is not None:
             if self.torn:
                 whole = b"".join(pieces)

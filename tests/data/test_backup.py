@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from fsmeta import dump as dumps
 from fsmeta.engine import Meta
 from fsmeta.errors import ConfigError, ObjectDamaged, Unavailable
 from fsmeta.runtime import SystemRuntime
+from fsmeta.types import ROOT_CALLER, ROOT_INO
 from tests.conftest import LogWatch, assert_clean
 from tests.meta.engines import Engine, dump, open_engine
 from tests.meta.work import random_work
@@ -35,8 +37,17 @@ class Clock(SystemRuntime):
     def __init__(self) -> None:
         super().__init__()
         self.passed_s = 0.0
+        self.wrong_s = 0.0
         self.monotonic = lambda: self.passed_s
-        self.now_ns = lambda: int((NOW + self.passed_s) * 1e9)
+        self.now_ns = lambda: int((NOW + self.passed_s + self.wrong_s) * 1e9)
+
+
+def _job(
+    meta: Meta, objects: ObjectStore, clock: Clock, every_s: float, sealer: Sealer | None = None
+) -> Backups:
+    """What makes backups for a client whose metadata store has the test's clock."""
+    meta.now_ns = clock.now_ns  # type: ignore[method-assign]
+    return Backups(meta, objects, clock, every_s, sealer)
 
 
 class Objects(MemObjects):
@@ -88,7 +99,7 @@ def _stored(engine: Engine) -> dict[bytes, object]:
 def test_a_backup_an_hour_and_no_more(engine: Engine, leader: Meta, tmp_path: Path) -> None:
     clock = Clock()
     objects = Objects(clock)
-    job = Backups(leader, objects, clock, HOUR)
+    job = _job(leader, objects, clock, HOUR)
     for _ in range(10 * 60):
         clock.passed_s += 60
         job.turn()
@@ -96,7 +107,7 @@ def test_a_backup_an_hour_and_no_more(engine: Engine, leader: Meta, tmp_path: Pa
     assert [each.complete for each in there] == [True] * 10
     assert job.made == 10
     assert _restored(objects, tmp_path) == _stored(engine)
-    later = Backups(leader, objects, clock, HOUR)  # another leader knows when the last one was
+    later = _job(leader, objects, clock, HOUR)  # another leader knows when the last one was
     clock.passed_s += 30 * 60
     later.turn()
     clock.passed_s += 30 * 60
@@ -110,7 +121,7 @@ def test_in_shards_under_hashed_keys(
     monkeypatch.setattr(backup, "PART_BYTES", 150)
     clock = Clock()
     objects = Sharded([hashed(MemObjects(clock)) for _ in range(3)])
-    Backups(leader, objects, clock, 0).turn()
+    _job(leader, objects, clock, 0).turn()
     assert _restored(objects, tmp_path) == _stored(engine)
 
 
@@ -123,7 +134,7 @@ def test_of_an_encrypted_volume(
     objects = Objects(clock)
     sealer = Sealer(clock, bytes(32))
     leader.format = leader.format.with_encryption({"cipher": "c", "wrap": "w", "key": "wrapped"})
-    Backups(leader, objects, clock, 0, sealer).turn()
+    _job(leader, objects, clock, 0, sealer).turn()
     made = chosen(backups(objects), "latest")
     for key in made.keys[:-1]:
         with pytest.raises(ObjectDamaged):
@@ -147,18 +158,18 @@ def test_of_an_encrypted_volume(
 def test_only_who_leads_makes_one(engine: Engine, leader: Meta) -> None:
     clock = Clock()
     objects = Objects(clock)
-    other = Backups(engine.meta(), objects, clock, HOUR)
+    other = _job(engine.meta(), objects, clock, HOUR)
     clock.passed_s += 2 * HOUR
     other.turn()
     assert backups(objects) == []
-    Backups(leader, objects, clock, 0).turn()
+    _job(leader, objects, clock, 0).turn()
     assert len(backups(objects)) == 1
 
 
 def test_earlier_states_can_be_chosen(engine: Engine, leader: Meta, tmp_path: Path) -> None:
     clock = Clock()
     objects = Objects(clock)
-    job = Backups(leader, objects, clock, HOUR)
+    job = _job(leader, objects, clock, HOUR)
     states = []
     for seed in range(3):
         random_work(leader, random.Random(10 + seed), 20)
@@ -187,7 +198,7 @@ def test_one_that_failed_counts_for_nothing(
     log_watch.expect("WARNING fsclient.backup: backup of the metadata failed")
     clock = Clock()
     objects = Objects(clock)
-    job = Backups(leader, objects, clock, HOUR)
+    job = _job(leader, objects, clock, HOUR)
     objects.refuses = part
     clock.passed_s += HOUR
     job.turn()
@@ -209,7 +220,7 @@ def test_a_lost_part_is_named(
     monkeypatch.setattr(backup, "PART_BYTES", 150)
     clock = Clock()
     objects = Objects(clock)
-    Backups(leader, objects, clock, 0).turn()
+    _job(leader, objects, clock, 0).turn()
     key = backups(objects)[0].keys[1]
     objects.delete(key)
     with pytest.raises(ConfigError, match=f"lacks {key}"):
@@ -243,7 +254,7 @@ def test_what_is_kept_does_not_depend_on_when_one_looks() -> None:
 def test_old_ones_go(leader: Meta) -> None:
     clock = Clock()
     objects = Objects(clock)
-    job = Backups(leader, objects, clock, DAY / 4)
+    job = _job(leader, objects, clock, DAY / 4)
     for _ in range(4 * 30):
         clock.passed_s += DAY / 4 + 1
         job.turn()
@@ -254,7 +265,7 @@ def test_old_ones_go(leader: Meta) -> None:
 
 def test_r1_fsck_names_backups_that_are_not_whole_and_removes_them(leader: Meta) -> None:
     objects = MemObjects(SystemRuntime())
-    made = [backup.make_backup(leader, objects, NOW + DAY * n) for n in range(5)]
+    made = [backup.make_backup(leader, objects, NOW + DAY * n, n + 1) for n in range(5)]
     sound, unfinished, short, garbage, killed = made
     objects.delete(f"{unfinished.prefix}/end")
     objects.delete(f"{killed.prefix}/end")
@@ -270,3 +281,59 @@ def test_r1_fsck_names_backups_that_are_not_whole_and_removes_them(leader: Meta)
     assert len(verify_backups(objects, remove=True).removed) == 4
     assert [each.name for each in backups(objects)] == [sound.name]
     assert verify_backups(objects, remove=True) == ([], 0, [])
+
+
+@pytest.mark.parametrize("new_leader", [False, True])
+@pytest.mark.parametrize("wrong_s", [30 * DAY, -30 * DAY, 2 * HOUR, -2 * HOUR])
+def test_m5_an_hour_of_a_wrong_clock(
+    engine: Engine,
+    leader: Meta,
+    tmp_path: Path,
+    log_watch: LogWatch,
+    wrong_s: float,
+    new_leader: bool,
+) -> None:
+    """No gap, nothing of the last two days goes, and the newest is the newest."""
+    log_watch.expect("the clock was set|lies .* in the future")
+    clock = Clock()
+    objects = Objects(clock)
+    job = _job(leader, objects, clock, HOUR)
+    seen: dict[str, float] = {}  # when each was made, by a clock that is right
+    for minute in range(120 * 60):
+        if minute in (70 * 60, 71 * 60):
+            clock.wrong_s = wrong_s - clock.wrong_s
+            if new_leader:
+                job = _job(leader, objects, clock, HOUR)
+        clock.passed_s += 60
+        made = job.made
+        job.turn()
+        if job.made > made:
+            (fresh,) = (each.prefix for each in backups(objects) if each.prefix not in seen)
+            seen[fresh] = clock.passed_s
+    times = sorted(seen.values())
+    # a leader that is new may wait for as long as the time between two says
+    longest = 2 * HOUR + 120 if new_leader else HOUR + 60
+    assert max(b - a for a, b in pairwise(times)) <= longest
+    there = {each.prefix for each in backups(objects)}
+    assert {name for name, at in seen.items() if clock.passed_s - at < 2 * DAY} <= there
+    leader.setxattr(ROOT_CALLER, ROOT_INO, b"user.last", b"1")
+    clock.passed_s += HOUR
+    job.turn()
+    assert _restored(objects, tmp_path) == _stored(engine)
+
+
+def test_m5_one_that_is_being_made_is_not_let_go(leader: Meta) -> None:
+    """By a client that was slow, or whose clock is wrong; one that does not grow any more goes."""
+    clock = Clock()
+    objects = Objects(clock)
+    job = _job(leader, objects, clock, HOUR)
+    prefix = f"meta/{backup._text_of(NOW - 30 * DAY)}-7-3"
+    for number in range(12):
+        objects.put(f"{prefix}/{number:06d}", [b"part"])
+        clock.passed_s += HOUR
+        job.turn()
+    assert sum(not each.complete for each in backups(objects)) == 1
+    for _ in range(8):
+        clock.passed_s += HOUR
+        job.turn()
+    assert all(each.complete for each in backups(objects))

@@ -148,3 +148,18 @@ def test_buffers_of_sealed_blocks_are_used_again() -> None:
     again = store.blocks.read(ONE, len(DATA), 0, 0, BLOCK, whole=True)
     assert again.obj is buffer
     assert again == DATA[:BLOCK]
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_o3_a_late_put_of_the_same_bytes_is_read_in_ranges(codec: Codec) -> None:
+    """An earlier attempt arrives after all: it was sealed with a salt of its own, and the head that
+    is remembered is not of the object that is there.
+    """
+    store = Store(codec, LOCKED)
+    assert store.read(100, 5000) == DATA[100:5000]
+    store.blocks.put_block(ONE, 0, bytearray(DATA[:BLOCK]))
+    far = 9 * UNIT_BYTES + 10
+    assert store.read(far, far + 10) == DATA[far : far + 10]
+    assert store.read(far + UNIT_BYTES, far + UNIT_BYTES + 9) == DATA[far + UNIT_BYTES :][:9]
+    assert store.blocks.stats().damaged == 0
+    assert store.blocks.stats().repeated == 1

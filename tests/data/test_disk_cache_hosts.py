@@ -35,10 +35,12 @@ READS = 300
 class Server(RamFS):
     """A file system on a network."""
 
-    def read(self, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
+    def read(
+        self, caller: Caller, ino: Ino, fh: int, offset: int, size: int, past_pages: bool = False
+    ) -> Sequence[Buffer]:
         if self._node(ino).attr.nlink == 0:
             raise fail(errno.ESTALE)
-        return super().read(caller, ino, fh, offset, size)
+        return super().read(caller, ino, fh, offset, size, past_pages)
 
 
 @pytest.fixture

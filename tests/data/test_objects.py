@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from fsdata import obj_file
 from fsdata.obj_file import TMP_AGE_NS, TMP_DIR, FileObjects, _write_all
 from fsdata.obj_mem import MemObjects
-from fsdata.objects import ObjectInfo, check_usable
+from fsdata.objects import Buffer, ObjectInfo, check_usable
 from fsdata.wrap import Backoff, Metered, Retrying
 from fsmeta.errors import ConfigError, ObjectMissing, Refused, Unavailable
 from fsmeta.runtime import Event, SystemRuntime
@@ -75,6 +76,39 @@ def test_directory_hides_and_sweeps_temporary_files(tmp_path: Path) -> None:
     assert [info.key for info in store.list("")] == ["x/y"]
     FileObjects(RUNTIME, str(tmp_path))
     assert os.listdir(tmp_path / TMP_DIR) == ["new"]
+
+
+def test_a_host_whose_clock_is_days_ahead_sweeps_nothing(tmp_path: Path) -> None:
+    """The directory's clock says what is old; others are in the midst of putting."""
+    FileObjects(RUNTIME, str(tmp_path))
+    new = tmp_path / TMP_DIR / "new"
+    new.write_bytes(b"half of it")
+    ahead = SystemRuntime()
+    ahead.now_ns = lambda: RUNTIME.now_ns() + 3 * TMP_AGE_NS
+    FileObjects(ahead, str(tmp_path))
+    assert os.listdir(tmp_path / TMP_DIR) == ["new"]
+
+
+def test_a_put_whose_temporary_file_is_swept_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should the directory's clock itself have leapt by a day."""
+    store = FileObjects(RUNTIME, str(tmp_path))
+    write = obj_file._write_all
+    swept: list[Path] = []
+
+    def write_and_lose(fd: int, pieces: Sequence[Buffer]) -> None:
+        write(fd, pieces)
+        if not swept:
+            (lost,) = (tmp_path / TMP_DIR).iterdir()
+            lost.unlink()
+            swept.append(lost)
+
+    monkeypatch.setattr(obj_file, "_write_all", write_and_lose)
+    with pytest.raises(Unavailable, match="temporary file"):
+        store.put("x/y", (b"data",))
+    store.put("x/y", (b"data",))
+    assert store.get("x/y") == b"data"
 
 
 def test_opened_while_another_process_puts(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fsdata.window import (
 )
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import SystemRuntime
+from fsmeta.slices import View
 from fsmeta.types import BLOCK_BYTES_MAX, CHUNK_BYTES, Ino, Slice, SliceId, SliceKind
 from tests.data.world import BLOCK, World, pattern
 
@@ -378,3 +379,30 @@ def test_pool_runs_everything_and_closes() -> None:
     pool.close()
     pool.submit(lambda: job(200))
     assert sorted(seen) == list(range(201))
+
+
+def test_a_read_after_a_small_write_lays_that_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader beside a writer of small pieces, and one that sees another list each time."""
+    chance, data = random.Random(1), bytearray(pattern(BLOCK))
+    slices = [Slice(0, store(world, 1, bytes(data)), BLOCK, 0, BLOCK)]
+    world.sink.chunks[INO, 0] = slices
+    reader, laid = world.reader(), 0
+    lay = View.lay
+
+    def count(view: View, piece: Slice) -> None:
+        nonlocal laid
+        laid += 1
+        lay(view, piece)
+
+    monkeypatch.setattr(View, "lay", count)
+    for number in range(2, 200):
+        pos, piece = chance.randrange(BLOCK - 100), pattern(100, number)
+        slices.append(Slice(pos, store(world, number, piece), 100, 0, 100))
+        data[pos : pos + 100] = piece
+        assert b"".join(reader.read(0, BLOCK, BLOCK)) == data
+    assert laid == len(slices)
+    world.sink.chunks[INO, 0] = slices[1:50]
+    hidden = world.reader().read(0, BLOCK, BLOCK)
+    assert b"".join(reader.read(0, BLOCK, BLOCK)) == b"".join(hidden)

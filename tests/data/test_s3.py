@@ -248,6 +248,7 @@ def test_a_bucket_that_is_not_there(ceph: CephCluster, tmp_path: Path) -> None:
         lambda: store.get("k", 1, 2),
         lambda: store.delete("k"),
         lambda: list(store.list("")),
+        lambda: store.head("k"),
     ):
         with pytest.raises(Unavailable, match=r"NoSuchBucket \(there is no such bucket\)"):
             request()

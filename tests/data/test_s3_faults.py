@@ -25,8 +25,8 @@ from fsdata.codec import head_bytes
 from fsdata.mem_cache import MemCache
 from fsdata.obj_s3 import S3Objects
 from fsdata.obj_s3_http import Timeouts
-from fsdata.objects import Throttled
-from fsmeta.errors import ObjectDamaged, Unavailable
+from fsdata.objects import Throttled, check_usable
+from fsmeta.errors import ConfigError, ObjectDamaged, Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import FRAME_BYTES, SliceId
 from tests.ceph_cluster import CephCluster
@@ -117,6 +117,47 @@ def _get_into(get_into: Callable[[str, list[memoryview]], int], size: int) -> by
     room = bytearray(size)
     assert get_into("a/k", [memoryview(room)[:100], memoryview(room)[100:]]) == size
     return bytes(room)
+
+
+def test_o1_a_gateway_that_answers_in_chunks_is_read(world: World) -> None:
+    """Whole blocks of every size, ranges and listings, on a connection that is used again."""
+    world.proxy.add(Fault(Kind.CHUNK, float("inf")))
+    check_usable(world.raw)
+    store, data = world.raw, os.urandom(9 << 20)
+    store.put("a/k", (data,))
+    assert store.get("a/k") == data
+    assert _get_into(store.get_into, len(data)) == data
+    assert store.get_ranges("a/k", TWO) == [data[begin:end] for begin, end in TWO]
+    before = world.proxy.connections()
+    assert store.get("a/k", 3, 10) == data[3:10]
+    short = bytearray(20_000)
+    assert store.get_into("a/k", [memoryview(short)]) == 20_000  # the rest is not read
+    assert short == data[:20_000]
+    assert world.proxy.connections() == before
+    assert [info.size for info in store.list("a/")] == [len(data)]
+    budget = Budget(RUNTIME)
+    blocks = BlockStore(RUNTIME, store, MemCache(RUNTIME, budget), block_bytes=BLOCK)
+    blocks.put_block(SliceId(7), 0, bytearray(data[:BLOCK]))
+    assert blocks.read(SliceId(7), BLOCK, 0, 0, BLOCK) == data[:BLOCK]
+
+
+def test_o1_format_notices_a_store_that_blocks_can_not_be_read_from(world: World) -> None:
+    """Small texts may come right where blocks do not."""
+    large = Fault(Kind.SHORTEN, float("inf"), "GET", when=lambda r: not _is_ranged(r))
+    world.proxy.add(large)
+    with pytest.raises(ConfigError, match="objects can't be read back"):
+        check_usable(world.raw)
+
+
+def _is_ranged(request: Request) -> bool:
+    return any(name.lower() == "range" for name, _ in request.headers) or "?" in request.target
+
+
+def test_o1_a_put_that_somebody_else_answers_has_not_happened(world: World) -> None:
+    world.proxy.add(Fault(Kind.PORTAL, 1, "PUT"))
+    with pytest.raises(Unavailable, match="not by an S3 store"):
+        world.raw.put("a/k", (b"v",))
+    assert world.direct.head("a/k") is None
 
 
 def test_a_cold_range_takes_one_round_trip(world: World) -> None:

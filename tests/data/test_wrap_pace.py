@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdata.obj_mem import MemObjects
-from fsdata.objects import Throttled
+from fsdata.objects import NoPlace, Throttled
 from fsdata.wrap import Backoff, Retrying
 from fsdata.wrap_pace import Adaptive, Limited
 from fsdata.wrap_shards import HASH_PREFIXES, Sharded, hashed
@@ -191,3 +191,41 @@ def test_hash_prefixes_come_first() -> None:
     first = {info.key[0] for info in mem.list("")}
     assert len(first) == HASH_PREFIXES
     assert mem.head("d/chunks/0/0/1_0_1") is not None
+
+
+def test_o1_the_wait_for_a_place_ends_with_the_timeout_and_when_the_client_leaves() -> None:
+    """A window of one, whose place is taken by a request that hangs."""
+
+    def body(sim: SimRuntime) -> None:
+        faulty = FaultyObjects(sim, MemObjects(sim))
+        faulty.inner.put("k", (b"v",))
+        faulty.gate = gate = sim.event()
+        leaving = sim.event()
+        adaptive = Adaptive(sim, faulty, 1, patience_s=5.0, leaving=leaving)
+        store = Retrying(sim, adaptive, Backoff(total_s=5.0), leaving)
+
+        def hang() -> None:
+            store.get("k")
+
+        first = sim.spawn("first", hang)
+        faulty.arrived.wait()
+        begun = sim.monotonic()
+        with pytest.raises(NoPlace, match="asked too much"):
+            store.get("k")
+        assert 5.0 <= sim.monotonic() - begun < 6.0
+
+        def leave() -> None:
+            sim.sleep(1.0)
+            leaving.set()
+
+        leaver = sim.spawn("leaver", leave)
+        begun = sim.monotonic()
+        with pytest.raises(NoPlace, match="leaving"):
+            store.get("k")
+        assert sim.monotonic() - begun < 2.0
+        gate.set()
+        first.join()
+        leaver.join()
+        assert adaptive.window().busy == 0
+
+    simulate(1, body)

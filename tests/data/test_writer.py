@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from errno import ENOSPC
 
 import pytest
@@ -9,7 +10,14 @@ import pytest
 from fsdata.budget import BUFFER_BYTES_MIN
 from fsdata.pending import State
 from fsdata.uploads import UploadPool
-from fsdata.writer import COMMIT_BYTES, COMMIT_RECORDS, OPEN_MAX, PENDING_MAX, FileWriter
+from fsdata.writer import (
+    COMMIT_BYTES,
+    COMMIT_RECORDS,
+    OPEN_MAX,
+    PENDING_MAX,
+    SLICE_BYTES,
+    FileWriter,
+)
 from fsmeta.errors import StoreError, Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import CHUNK_BYTES, Ino, Slice
@@ -68,8 +76,9 @@ def test_small_overwrites_change_the_open_block_in_place(world: World) -> None:
     put(writer, 0, b"a" * 100)
     put(writer, 10, b"b" * 20)
     put(writer, 90, b"c" * 20)
-    assert world.budget.gauges().writing == 110
+    assert world.budget.gauges().writing == 110 + SLICE_BYTES
     writer.flush()
+    assert world.budget.gauges().writing == 0
     assert len(world.sink.order) == 1
     assert world.content() == b"a" * 10 + b"b" * 20 + b"a" * 60 + b"c" * 20
 
@@ -214,13 +223,13 @@ def test_a_background_failure_is_raised_by_flush_even_if_it_heals(world: World) 
 
 def test_a_failed_commit_is_offered_again_in_order(world: World) -> None:
     writer = world.writer()
-    world.sink.errors = [Unavailable("commit"), OSError(122, "quota")]
+    world.sink.errors = [Unavailable("commit"), StoreError("again")]
     put(writer, 0, b"a" * 10)
     put(writer, 5000, b"b" * 10)
     with pytest.raises(Unavailable, match="commit"):
         writer.flush()
     put(writer, 3, b"c")
-    with pytest.raises(OSError, match="quota"):
+    with pytest.raises(StoreError, match="again"):
         writer.flush()
     writer.flush()
     assert world.sink.order == sorted(world.sink.order)
@@ -413,3 +422,35 @@ def test_a_bug_in_the_store_does_not_hang_a_flush(world: World) -> None:
     with pytest.raises(StoreError, match="without a word"):
         writer.flush()
     assert world.content() == b"x"
+
+
+def test_c4_a_pending_slice_takes_no_more_than_what_is_counted(world: World) -> None:
+    """A byte each, at random places: what holds it counts, not only the byte."""
+    writer, count = world.writer(), PENDING_MAX - 1
+    world.objects.gate = gate = RUNTIME.event()
+    put(writer, 0, b"x")
+    tracemalloc.start()
+    begun = tracemalloc.get_traced_memory()[0]
+    for at in range(1, count):
+        put(writer, 10 * at, b"x")
+    grown = tracemalloc.get_traced_memory()[0] - begun
+    tracemalloc.stop()
+    counted = world.budget.gauges().writing
+    gate.set()
+    writer.flush()
+    assert grown <= counted == count * (1 + SLICE_BYTES)
+
+
+def test_c4_where_slices_take_all_memory_they_are_committed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsdata.writer.SLICE_BYTES", BUFFER_BYTES_MIN // 40)
+    writers = [world.writer(ino) for ino in range(1, 11)]
+    for at in range(20):
+        for writer in writers:
+            put(writer, 10 * at, b"x")
+            assert world.budget.gauges().writing <= BUFFER_BYTES_MIN
+    assert 160 <= len(world.sink.order) < 200  # nobody has asked for it
+    for writer in writers:
+        writer.flush()
+        writer.discard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from errno import EDQUOT
 
 from fsdata.blocks import BlockStore
 from fsdata.budget import BUFFER_BYTES_MIN, Budget
@@ -14,7 +15,8 @@ from fsdata.prefetch import Prefetcher
 from fsdata.reader import FileReader
 from fsdata.seal import Sealer
 from fsdata.uploads import UploadPool
-from fsdata.writer import FileWriter, WriteSide
+from fsdata.write_side import WriteSide
+from fsdata.writer import FileWriter
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId
 from tests.data.faults import FaultyObjects
@@ -35,6 +37,7 @@ class Sink:
         self.order: list[SliceId] = []
         self.commits = 0
         self.errors: list[Exception] = []  # the next commits raise these
+        self.room: int | None = None  # bytes that a limit lets be committed; None: any
         self.on_commit: Callable[[], object] = list
 
     def new_slice_id(self) -> SliceId:
@@ -44,14 +47,30 @@ class Sink:
     def give_up_slices(self, ids: Iterable[SliceId]) -> None:
         self.given_up += ids
 
+    def fitting(self, ino: Ino, batch: Sequence[tuple[int, Slice]]) -> int:
+        del ino
+        size = sum(piece.length for _, piece in batch)
+        return size if self.room is None else min(self.room, size)
+
     def commit(
         self, ino: Ino, batch: Sequence[tuple[int, Slice]], length: int, mtime_ns: int
     ) -> None:
         if self.errors:
             raise self.errors.pop(0)
+        size = sum(piece.length for _, piece in batch)
+        if self.room is not None:
+            if size > self.room:
+                raise OSError(EDQUOT, "quota")
+            self.room -= size
         self.commits += 1
         stored = "\n".join(info.key for info in self._objects.inner.list(""))
-        for chunk, piece in batch:
+        for index, piece in batch:
+            chunk = index
+            if index < 0:  # appends
+                end = self.lengths.get(ino, 0)
+                chunk, piece = 0, piece._replace(pos=end)
+                length = max(length, end + piece.length)
+                self.lengths[ino] = end + piece.length
             for block in range(-(-piece.size // BLOCK)):  # blocks first, metadata last
                 assert f"/{piece.id}_{block}_" in stored, (piece, block)
             assert piece.end <= CHUNK_BYTES, piece

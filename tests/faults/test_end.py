@@ -6,8 +6,11 @@ import ctypes
 import errno
 import os
 import signal
+import sqlite3
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from tests.faults.judge import Worker, await_operations, start
 from tests.faults.load import content
 from tests.faults.program import (
     SLICEFS,
+    Mount,
     Volume,
     is_mounted,
     needs_mounts,
@@ -246,6 +250,7 @@ def test_a_mount_that_got_both_numbers_since_keeps_nobody(
 ) -> None:
     monkeypatch.setattr(umount_cmd, "UMOUNT_WAIT_S", 0.2)
     monkeypatch.setattr(umount_cmd, "SILENT_S", 0.1)
+    monkeypatch.setattr(kernel, "find_pins", list)  # tests beside this one may have some
     embedded.format()
     mount, others = embedded.mount(), [tmp_path / str(number) for number in range(4)]
     umount = kernel.umount
@@ -284,6 +289,104 @@ def test_signal_though_a_namespace_keeps_the_mount(
     assert not is_mounted(mount.path)
     assert (embedded.mount().path / "file").read_text() == "data"
     embedded.end("unmounted, but process .* left without a client")
+
+
+@pytest.fixture
+def pinned(elsewhere: Callable[[], subprocess.Popen[bytes]]) -> Iterator[Callable[[], str]]:
+    """Makes a namespace with copies of the mounts, in which no process runs; says which it is."""
+    held: list[int] = []
+
+    def pin() -> str:
+        process = elsewhere()
+        held.append(os.open(f"/proc/{process.pid}/ns/mnt", os.O_RDONLY))
+        process.kill()
+        process.wait()
+        return os.readlink(f"/proc/self/fd/{held[-1]}")
+
+    yield pin
+    for fd in held:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("unmounted", [False, True])
+def test_signal_though_a_namespace_without_processes_keeps_the_mount(
+    embedded: Volume, pinned: Callable[[], str], unmounted: bool
+) -> None:
+    """Such a client never ended, and a second signal was ignored."""
+    embedded.format()
+    mount = embedded.mount()
+    (mount.path / "file").write_text("data")
+    namespace = pinned()
+    if unmounted:
+        subprocess.run(["umount", mount.path], check=True)
+    os.kill(mount.pid, signal.SIGTERM)
+    wait_until("the client ends", END_S, mount.has_ended)
+    assert not is_mounted(mount.path)
+    assert any(
+        namespace in line and f"process {os.getpid()}" in line for line in embedded.log_lines()
+    )
+    assert (embedded.mount().path / "file").read_text() == "data"
+    embedded.end("unmounted, but the mount namespace .* what is left of it has no client")
+
+
+def test_umount_names_a_namespace_without_processes(
+    embedded: Volume,
+    pinned: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(umount_cmd, "UMOUNT_WAIT_S", 0.2)
+    monkeypatch.setattr(umount_cmd, "SILENT_S", 0.1)
+    embedded.format()
+    mount = embedded.mount()
+    namespace = pinned()
+    assert main.run(["umount", str(mount.path)]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert namespace in last
+    assert last.endswith(f"has it open; `kill {mount.pid}` ends the client")
+    os.kill(mount.pid, signal.SIGTERM)
+    wait_until("the client ends", END_S, mount.has_ended)
+    embedded.end("unmounted, but the mount namespace .* what is left of it has no client")
+
+
+def test_a_second_signal_waits_for_nothing_but_storing(embedded: Volume) -> None:
+    """What the first one waits for may never come: here a request that hangs."""
+    embedded.format()
+    mount = embedded.mount()
+    file = os.open(mount.path / "file", os.O_CREAT | os.O_WRONLY)
+    os.write(file, b"data")
+    failed: list[int | None] = []
+
+    def hang() -> None:
+        try:
+            (mount.path / "hangs").mkdir()
+        except OSError as error:
+            failed.append(error.errno)
+
+    hanging = threading.Thread(target=hang)
+    with closing(sqlite3.connect(embedded.base / "meta.db", isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        hanging.start()
+        wait_until("it hangs", END_S, lambda: _serves_mkdir(embedded, mount))
+        for _ in range(2):
+            os.kill(mount.pid, signal.SIGTERM)
+        text = "a second signal: not waiting for who still uses the mount"
+        wait_until("it says so", END_S, lambda: text in embedded.log.read_text())
+        assert not mount.has_ended()  # it has something to store
+        database.execute("ROLLBACK")
+    wait_until("the client ends", END_S, mount.has_ended)
+    hanging.join()
+    assert failed == [errno.ENOTCONN]
+    with suppress(OSError):
+        os.close(file)
+    assert (embedded.mount().path / "file").read_bytes() == b"data"
+    embedded.end("it is in use: .*; detaching it")
+
+
+def _serves_mkdir(volume: Volume, mount: Mount) -> bool:
+    """Whether the client is at it, by the stacks of its threads."""
+    os.kill(mount.pid, signal.SIGUSR1)
+    return "in mkdir" in volume.log.read_text()
 
 
 def copy(source: Path, target: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.faults.judge import Worker, await_operations, failing, start
-from tests.faults.program import Volume, needs_mounts
+from tests.faults.program import Volume, needs_mounts, wait_until
 from tests.faults.redis_server import DurableRedis
 
 pytestmark = needs_mounts
@@ -133,3 +133,21 @@ def test_unmounting_while_redis_is_away(served: Volume, durable_redis: DurableRe
     durable_redis.start()
     assert (served.mount().path / "kept").read_text() == "kept"
     served.end(f"{AWAY_LOG}|could not end the session|deleting what is dead")
+
+
+def test_the_log_says_that_calls_wait(served: Volume, durable_redis: DurableRedis) -> None:
+    """Before any of them fails, and again when they go on."""
+    served.format()
+    mount = served.mount()
+    durable_redis.freeze()
+    try:
+        lines = served.log_lines
+        wait_until(
+            "it says so", FROZEN_S_MAX, lambda: any(" does not answer, so" in x for x in lines())
+        )
+        assert not any("gave up" in line or "Timeout" in line for line in lines())
+    finally:
+        durable_redis.thaw()
+    wait_until("it says so", FROZEN_S_MAX, lambda: any("answers again" in x for x in lines()))
+    (mount.path / "file").write_text("data")
+    served.end()

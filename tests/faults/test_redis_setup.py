@@ -84,9 +84,8 @@ def test_a_policy_that_evicts_is_refused(volume: Volume, server: RedisServer) ->
 
 def test_what_may_be_lost_is_said(volume: Volume, server: RedisServer) -> None:
     volume.format()
-    assert volume.status()["warnings"] == []
+    assert (volume.status()["warnings"], volume.status()["notes"]) == ([], [])
     for settings, words in (
-        ({"appendfsync": "everysec"}, "once a second"),
         ({"appendonly": "no", "save": "3600 1"}, "snapshots only, if any"),
         ({"save": ""}, "keeps nothing on disk"),
     ):
@@ -97,7 +96,20 @@ def test_what_may_be_lost_is_said(volume: Volume, server: RedisServer) -> None:
         assert f"warning     {warning}" in succeed("status", volume.meta)
         volume.mount().umount()
         assert words in volume.complaints()[-1]
-    volume.end("Redis (writes its log|keeps)")
+    volume.end("Redis keeps")
+
+
+def test_what_many_choose_is_no_warning_of_each_mount(volume: Volume, server: RedisServer) -> None:
+    """Whoever makes the volume is told, and whoever asks."""
+    server.ask("CONFIG", "SET", "appendfsync", "everysec")
+    made = succeed("format", volume.meta, "testvol", "--bucket", volume.bucket)
+    assert "note: Redis writes its log once a second" in made
+    assert volume.status()["warnings"] == []
+    (note,) = volume.status()["notes"]
+    assert f"note        {note}" in succeed("status", volume.meta)
+    volume.mount().umount()
+    assert any(note in line and " INFO " in line for line in volume.log_lines())
+    volume.end()
 
 
 def test_full(volume: Volume, server: RedisServer) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, SetAttr, Stat
+from fsclient.later import Later
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Caller, Dentry, Ino, StatFs
 
 RENAME_NOREPLACE = 1
@@ -291,7 +292,9 @@ class RamFS:
                 node.attr = node.attr._replace(mode=mode)
             return self._open(ino)
 
-    def read(self, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
+    def read(
+        self, caller: Caller, ino: Ino, fh: int, offset: int, size: int, past_pages: bool = False
+    ) -> Sequence[Buffer]:
         self._begin("read", caller)
         assert self.handles[fh] == ino
         with self._lock:
@@ -306,6 +309,7 @@ class RamFS:
         data: memoryview,
         kill_suid: bool,
         append: bool = False,
+        past_pages: bool = False,
     ) -> int:
         self._begin("write", caller)
         assert self.handles[fh] == ino
@@ -318,6 +322,11 @@ class RamFS:
             mode = node.attr.mode & ~0o6000 if kill_suid else node.attr.mode
             self._changed(node, mode=mode, mtime_ns=time.time_ns())
             return len(data)
+
+    def written_past_pages(
+        self, ino: Ino, fh: int, offset: int, size: int, o_direct: bool
+    ) -> Later[None] | None:
+        return None
 
     def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
         self._begin("flush", caller)
@@ -402,6 +411,9 @@ class RamFS:
                 for name, child, _ in names
             ]
 
+    def syncfs(self) -> Later[None]:
+        return Later(lambda take: take(lambda: None))
+
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None:
         self._begin("fsyncdir", caller)
 
@@ -433,6 +445,9 @@ class RamFS:
         if flags & XATTR_REPLACE and name not in xattrs:
             raise fail(errno.ENODATA)
         xattrs[name] = value
+
+    def question(self, caller: Caller, ino: Ino, name: bytes) -> Later[bytes] | None:
+        return None
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         self._begin("getxattr", caller)

@@ -13,9 +13,10 @@ from fsclient.filesystem import Entry, SetAttr, Stat
 from fsclient.fuse import abi
 from fsclient.fuse.dispatch import Dispatcher, operations
 from fsclient.fuse.init import KernelWants, negotiate, parse_init
-from fsclient.fuse.pack import Answer, entry_out, statfs_out, statx_out
+from fsclient.fuse.pack import entry_out, statfs_out, statx_out
 from fsclient.fuse.parse import supplementary_groups
 from fsclient.fuse.protocol import FATTR_MTIME, FATTR_SIZE, Init, Opcode
+from fsclient.fuse.subdir import Served
 from fsmeta import errors
 from fsmeta.types import ROOT_INO, Attr, Caller, Dentry, FileType, Ino, StatFs
 from tests.conftest import LogWatch
@@ -31,7 +32,7 @@ def errors_are_logged(log_watch: LogWatch) -> None:
     log_watch.expect("fsclient.fuse.dispatch")
 
 
-def ask(dispatcher: Dispatcher, opcode: int, body: bytes, ino: int = 1) -> Answer | int | None:
+def ask(dispatcher: Dispatcher, opcode: int, body: bytes, ino: int = 1) -> Served:
     request = abi.IN_HEADER.pack(abi.IN_BYTES + len(body), opcode, 2, ino, 7, 8, 9, 0) + body
     return dispatcher.serve(opcode, CALLER, ino, memoryview(request), len(request))
 
@@ -132,7 +133,7 @@ def test_trace() -> None:
     ask(dispatcher, Opcode.WRITE, abi.WRITE_IN.pack(5, 0, 3, 0, 0, 0) + b"abc", ino=4)
     assert lines[0] == "lookup(1, b'name') by uid 7 gid 8 pid 9 -> ENOENT"
     assert lines[1] == "poll(1) by uid 7 gid 8 pid 9 -> ENOSYS"
-    assert lines[2].startswith("write(4, 5, 0, 3 bytes, False, False)")
+    assert lines[2].startswith("write(4, 5, 0, 3 bytes, 0, 0)")
 
 
 class Endless(RamFS):

@@ -133,9 +133,15 @@ def test_big_requests(root: Path, fs: RamFS) -> None:
 def test_many_pieces(tmp_path: Path) -> None:
     class Pieces(RamFS):
         def read(
-            self, caller: Caller, ino: Ino, fh: int, offset: int, size: int
+            self,
+            caller: Caller,
+            ino: Ino,
+            fh: int,
+            offset: int,
+            size: int,
+            past_pages: bool = False,
         ) -> Sequence[Buffer]:
-            whole = b"".join(super().read(caller, ino, fh, offset, size))
+            whole = b"".join(super().read(caller, ino, fh, offset, size, past_pages))
             return [whole[at : at + 1] for at in range(len(whole))]
 
     with serving(Pieces(), tmp_path / "mnt"):

@@ -10,7 +10,6 @@ from fsmeta import schema
 from fsmeta.engine import Meta
 from fsmeta.types import (
     AT_END,
-    AT_END_AGAIN,
     CHUNK_BYTES,
     FILE_SIZE_MAX,
     ROOT_CALLER,
@@ -81,16 +80,6 @@ def test_appends_and_other_writes_in_order(engine: Engine) -> None:
     ]
     assert meta.write_slices(ino, batch, 1, 1).after.size == 115
     assert [each.pos for each in meta.read_chunk(ino, 0)] == [0, 100, 105, 3]
-
-
-def test_an_append_whose_answer_was_lost_counts_once(engine: Engine) -> None:
-    meta = engine.meta()
-    ino = _create(meta)
-    first, second = _piece(meta, 10), _piece(meta, 10)
-    meta.write_slices(ino, [(AT_END, first)], 1, 1)
-    batch = [(AT_END_AGAIN, first), (AT_END_AGAIN, second)]
-    assert meta.write_slices(ino, batch, 1, 1).after.size == 20
-    assert meta.write_slices(ino, batch, 1, 1).after.size == 20
 
 
 def test_an_append_beyond_the_longest_file(engine: Engine) -> None:

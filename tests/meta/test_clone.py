@@ -155,7 +155,7 @@ def test_each_goes_its_own_way(engine: Engine) -> None:
 
 def test_large_files_are_filled_in_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clone, "_SLICES_INLINE", 2)
-    monkeypatch.setattr(clone, "_OPS_ENOUGH", 300)
+    monkeypatch.setattr(clone, "COMMIT_OPS_ENOUGH", 300)
     meta = engine.meta()
     top = plant(meta)
     made = _builder(meta).build(top, ROOT_INO, b"copy").ino

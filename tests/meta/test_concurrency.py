@@ -12,12 +12,13 @@ from itertools import count
 import pytest
 
 from fsmeta import schema, schema_inode
+from fsmeta.acl import DEFAULT_XATTR, Acl, Named, pack_xattr
 from fsmeta.cache import Missing
 from fsmeta.engine import Meta
 from fsmeta.ops.rename import EXCHANGE, Place
 from fsmeta.store import Applied, Commit
 from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType, Ino
+from fsmeta.types import FLAG_NODUMP, ROOT_CALLER, ROOT_INO, FileType, Ino, SetAttr
 from tests.conftest import assert_clean
 from tests.meta.engines import Engine, make_volume
 from tests.meta.work import random_work
@@ -219,6 +220,43 @@ def test_names_made_in_a_directory_do_not_stop_who_moves_it(
         meta.transactor.drop(None)
         assert meta.getattr(ROOT, moving).nlink == 2 + 4
         assert meta.lookup(ROOT, ROOT_INO, b"target").ino == moving
+
+
+def test_names_made_in_a_directory_do_not_stop_who_changes_its_attributes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """chmod(2), chown(2), utimensat(2), setfacl(1), chattr(1): one conflict, and no second."""
+    changer, maker = engine.meta(), engine.meta()
+    ino = changer.create(ROOT, ROOT_INO, b"busy", 0o40755).ino
+    commit, made = changer.store.commit, count()
+
+    def interfere(wanted: Commit) -> Applied | None:
+        if wanted.writes:
+            maker.create(ROOT, ino, b"%d" % next(made), 0o40755)
+        return commit(wanted)
+
+    monkeypatch.setattr(changer.store, "commit", interfere)
+    acl = pack_xattr(Acl(7, 5, 7, 0, (Named(False, 5, 7),)))
+    changes: list[Callable[[], object]] = [
+        partial(changer.setattr, ROOT, ino, SetAttr(mode=0o700)),
+        partial(changer.setattr, ROOT, ino, SetAttr(uid=3, gid=4)),
+        partial(changer.setxattr, ROOT, ino, DEFAULT_XATTR, acl),
+        partial(changer.setflags, ROOT, ino, FLAG_NODUMP),
+        partial(changer.setattr, ROOT, ino, SetAttr(atime_ns=5, mtime_ns=6)),
+    ]
+    for change in changes:
+        before = changer.transactor.counters.conflicts
+        change()
+        assert changer.transactor.counters.conflicts - before <= 1
+    monkeypatch.undo()
+    names = next(made)
+    for meta in (changer, maker):
+        meta.transactor.drop(None)
+        attr = meta.getattr(ROOT, ino)
+        assert (attr.mode & 0o7777, attr.uid, attr.gid, attr.flags) == (0o700, 3, 4, FLAG_NODUMP)
+        assert (attr.atime_ns, attr.mtime_ns) == (5, 6)
+        assert attr.nlink == 2 + names
+        assert meta.getxattr(ROOT, ino, DEFAULT_XATTR) == acl
 
 
 def test_directories_moved_by_many_make_no_loop(engine: Engine) -> None:

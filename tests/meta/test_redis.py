@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta.errors import StoreError, Unavailable
+from fsmeta import schema
+from fsmeta.engine import Meta
+from fsmeta.errors import Ambiguous, Fenced, StoreError, Unavailable
 from fsmeta.redis_requests import ask
 from fsmeta.store import DELETE_ROW, FENCE_FIELD, PUT
 from fsmeta.store_redis import RedisStore
 from fsmeta.transact import Transactor
 from fsmeta.txn import Txn
+from fsmeta.types import AT_END, ROOT_CALLER, ROOT_INO, Slice
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, change, make_volume, transactor
 from tests.meta.proxy import Cut, Proxy
@@ -260,3 +263,34 @@ def test_news_of_tables_go_no_further(direct: RedisStore, redis_url: str) -> Non
     assert news == [ROW]
     other.commit(change((DELETE_ROW, b"T"), (DELETE_ROW, ROW)))
     other.close()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("cut", [Cut.BEFORE_REQUEST, Cut.BEFORE_REPLY])
+def test_an_append_that_nobody_answers_is_made_once(
+    redis_url: str, proxy: Proxy, direct: RedisStore, cut: Cut, ended: bool
+) -> None:
+    """Redis is away for longer than `--meta-timeout`, and perhaps than a lease."""
+    url = redis_url.replace(redis_url.split(":")[2].split("/")[0], str(proxy.port))
+    meta, other = Meta(RedisStore(url, RUNTIME), RUNTIME, 0.2), Meta(direct, RUNTIME)
+    first = meta.sessions.open({})
+    other.sessions.open({})
+    ino = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100644).ino
+    batch = [(AT_END, Slice(0, meta.new_slice_id(), 9, 0, 9))]
+    proxy.arm(cut, schema.pack_u64(batch[0][1].id))
+    proxy.refuse = True
+    with pytest.raises(Ambiguous):
+        meta.write_slices(ino, batch, 9, 1)
+    if ended:
+        other.sessions.end(first.id)
+    proxy.refuse = False
+    meta.transactor._deadline_s = 60.0
+    if ended:
+        with pytest.raises(Fenced):
+            meta.create(ROOT_CALLER, ROOT_INO, b"g", 0o100644)
+        meta.sessions.open({}, first.id)
+    assert meta.write_slices(ino, batch, 9, 1).after.size == 9
+    assert other.read_chunk(ino, 0) == [batch[0][1]]
+    proxy.refuse = True
+    proxy.drop_all()
+    meta.store.close()

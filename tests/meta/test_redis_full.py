@@ -12,7 +12,7 @@ from fsmeta.engine import Meta
 from fsmeta.ops.rename import Place
 from fsmeta.store_redis import RedisStore
 from fsmeta.trash_hours import expire, hours
-from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice
+from fsmeta.types import AT_END, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, make_volume
 from tests.redis_server import RedisServer
@@ -76,6 +76,17 @@ def test_what_frees_goes_on(meta: Meta, server: RedisServer) -> None:
     _has_no_room(meta)
     server.ask("CONFIG", "SET", "maxmemory", "0")
     meta.create(ROOT_CALLER, ROOT_INO, b"more", 0o100644)
+
+
+def test_appends_have_no_more_room_than_other_writes(meta: Meta, server: RedisServer) -> None:
+    """They drop a capability along, which made them pass for what frees."""
+    ino = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100644).ino
+    _full(server)
+    for index in (0, AT_END):
+        slices = [(index, Slice(0, meta.new_slice_id(), 10, 0, 10))]
+        with pytest.raises(OSError, match="metadata store is full"):
+            meta.write_slices(ino, slices, 10, 1)
+    assert meta.getattr(ROOT_CALLER, ino).size == 0
 
 
 def test_t1_deleting_goes_on_with_a_trash(meta: Meta, server: RedisServer) -> None:

@@ -99,7 +99,7 @@ def test_reads(client: Client) -> None:
     assert client.requests(lambda: meta.read_chunk(ino, 0)) == READ
     assert client.requests(lambda: meta.names(client.dir)) == {"Tso": 1, "KvScan": 1}
     assert client.requests(lambda: meta.attrs([ino, client.spare, client.dir])) == READ
-    assert client.requests(meta.statfs) == {"Tso": 1, "KvScan": 2}
+    assert client.requests(meta.statfs) == {"Tso": 1, "KvScan": 2, "KvBatchGet": 1}  # settings
 
 
 def test_changes(client: Client) -> None:

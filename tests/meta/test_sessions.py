@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from fsclient.leader import LEASE_S, Watch
+from fsclient.leadership import LEASE_S, Watch
 from fsmeta.engine import Meta
 from fsmeta.engine_locks import Range
 from fsmeta.errors import Fenced, Rewound, Unavailable

@@ -12,7 +12,7 @@ from fsclient.id_set import PAGE_BYTES, IdSet
 from fsmeta import schema
 from fsmeta.cache import RowCache
 from fsmeta.engine import Meta
-from fsmeta.errors import Ambiguous, Unavailable, Voided
+from fsmeta.errors import Ambiguous, Doubt, Unavailable, Voided
 from fsmeta.id_supply import SLICE_BATCH
 from fsmeta.ops import collect
 from fsmeta.runtime import SystemRuntime
@@ -121,16 +121,36 @@ def test_what_is_given_up_in_the_midst_of_a_commit_waits_for_its_end() -> None:
     assert ids.floor(11) == two
 
 
-def test_a_commit_of_unknown_outcome_keeps_its_slices_for_good() -> None:
+def test_a_commit_of_unknown_outcome_keeps_its_slices_open_until_it_is_known() -> None:
+    ids = SliceIds(RUNTIME, Supply())
+    one, two, three = ids.take(), ids.take(), ids.take()
+    doubts = [Doubt(b"s1", b"w1", number) for number in (1, 2)]
+    for doubt, batch in zip(doubts, ([one], [two, three]), strict=True):
+        with pytest.raises(Ambiguous), ids.committing(batch):
+            raise Ambiguous("no answer", doubt)
+    ids.give_up([one, two])
+    assert ids.floor(11) == 1
+    assert ids.settle([one], lambda doubt: doubt == doubts[1]) == set()
+    assert ids.floor(11) == 2
+    ids.settle_all(lambda doubt: doubt == doubts[1])
+    assert ids.floor(11) == 4
+    assert ids.settle([two, three], _never_asked) == {three}, "its owner has yet to hear of it"
+    ids.give_up([three])
+    assert ids.settle([three], _never_asked) == set()
+
+
+def test_a_commit_without_a_session_is_in_doubt_for_good() -> None:
     ids = SliceIds(RUNTIME, Supply())
     one = ids.take()
     with pytest.raises(Ambiguous), ids.committing([one]):
         raise Ambiguous("no answer")
     ids.give_up([one])
+    ids.settle_all(_never_asked)
     assert ids.floor(11) == 1
-    with ids.committing([one]):
-        pass
-    assert ids.floor(11) == 2, "unless the same is committed after all"
+
+
+def _never_asked(doubt: Doubt) -> bool:
+    raise AssertionError(doubt)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "commit", "give_up", "beat"]), st.integers(0))))
@@ -225,9 +245,12 @@ def test_slices_that_are_shared_while_gc_reads_are_noted() -> None:
     meta.transactor.run(lambda txn: collect.note_shared(txn, [SliceId(5)]))
     noted = [field for field, _ in meta.store.scan(schema.SHARED).items]
     assert noted == [schema.pack_u64(5)]
-    assert not meta.transactor.run(lambda txn: collect.end(txn, b"another", noted))
+    assert not meta.transactor.run(lambda txn: collect.end(txn, b"another", noted, last=True))
     assert meta.store.scan(schema.SHARED).items, "whoever took its place needs them"
-    assert meta.transactor.run(lambda txn: collect.end(txn, b"run", noted))
+    assert meta.transactor.run(lambda txn: collect.end(txn, b"run", noted, last=False))
+    assert meta.transactor.run(collect.collecting), "some notes may still be needed"
+    assert meta.transactor.run(lambda txn: collect.end(txn, b"run", [], last=True))
+    assert meta.transactor.run(collect.collecting) is None
     assert not meta.store.scan(schema.SHARED).items
     meta.transactor.run(lambda txn: collect.begin(txn, 3, b"next"))
     assert meta.transactor.view(collect.void_below) == 7, "it never goes back"

@@ -77,7 +77,7 @@ def test_t2_large_files_are_filled_in_steps(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clone, "_SLICES_INLINE", 2)
-    monkeypatch.setattr(clone, "_OPS_ENOUGH", 100)
+    monkeypatch.setattr(clone, "COMMIT_OPS_ENOUGH", 100)
     meta = engine.meta()
     top = plant(meta, FEW)
     made = take(meta, top)

@@ -99,6 +99,9 @@ class Kernel:
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         pass
 
+    def inval_pages(self, ino: Ino, _begin: int, _end: int) -> None:
+        self.inval_inode(ino)
+
     def reload(self, ino: Ino) -> None:
         self.inval_inode(ino)
 

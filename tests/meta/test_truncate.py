@@ -8,7 +8,8 @@ import pytest
 
 from fsmeta import schema
 from fsmeta.engine import Meta
-from fsmeta.ops.extent import CHUNKS_A_COMMIT
+from fsmeta.ops import ranges
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
 
@@ -47,11 +48,26 @@ def test_what_lies_beyond_goes(engine: Engine, size: int, known: bool) -> None:
     assert meta.getattr(ROOT, ino) == grown
 
 
+@pytest.mark.parametrize("length", [100, 200])
+def test_p4_a_hole_that_is_copied_over_all_data_leaves_nothing(engine: Engine, length: int) -> None:
+    """Truncation of a file that uses nothing looks for nothing, so slices stayed beyond its end."""
+    meta = engine.meta()
+    ino, source = _create(meta), meta.create(ROOT, ROOT_INO, b"hole", 0o100644).ino
+    _write(meta, ino, range(2))
+    meta.setattr(ROOT, source, SetAttr(size=CHUNK_BYTES + length))
+    span = ranges.Span(source, 0, CHUNK_BYTES + length)
+    after = meta.ranges.copy_file_range(span, ino, 0).changed.after
+    assert (after.size, after.used) == (CHUNK_BYTES + length, 0)
+    assert _chunks(meta, ino) == []
+    assert len(meta.deletion.dead_slices(10)) == 2
+    meta.setattr(ROOT, ino, SetAttr(size=0))
+
+
 def test_very_many_chunks_go_in_steps(engine: Engine) -> None:
     """No commit is longer than a store takes; the last says what was asked for."""
     meta = engine.meta()
     ino = _create(meta)
-    many = 2 * CHUNKS_A_COMMIT + 10
+    many = COMMIT_OPS_ENOUGH
     for begin in range(0, many, 500):
         _write(meta, ino, range(begin, min(begin + 500, many)))
     before = meta.transactor.counters.commits
@@ -87,7 +103,7 @@ def test_who_was_let_in_ends_what_he_began(engine: Engine) -> None:
     ino = _create(meta)
     user = ROOT._replace(uid=1000, gid=1000)
     meta.setattr(ROOT, ino, SetAttr(uid=1000, gid=1000))
-    for begin in range(0, CHUNKS_A_COMMIT + 500, 500):
+    for begin in range(0, 1500, 500):
         _write(meta, ino, range(begin, begin + 500))
     attr = meta.setattr(user, ino, SetAttr(size=0, mode=0o400)).after
     assert (attr.size, attr.used, attr.mode & 0o777) == (0, 0, 0o400)

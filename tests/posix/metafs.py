@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, Stat
+from fsclient.later import Later
 from fsmeta import access
 from fsmeta.engine import Meta
 from fsmeta.ops.create import NewNode
@@ -132,8 +133,10 @@ class MetaFS:
             self.meta.setattr(caller, ino, want)
         return self._opened(flags)
 
-    def read(self, caller: Caller, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
-        del fh
+    def read(
+        self, caller: Caller, ino: Ino, fh: int, offset: int, size: int, past_pages: bool = False
+    ) -> Sequence[Buffer]:
+        del fh, past_pages
         end = min(offset + size, self.meta.getattr(caller, ino).size)
         assert end <= CHUNK_BYTES, "one chunk is enough here"
         content = bytearray(max(0, end))
@@ -152,7 +155,9 @@ class MetaFS:
         data: memoryview,
         kill_suid: bool,
         append: bool = False,
+        past_pages: bool = False,
     ) -> int:
+        del past_pages
         assert self._writable[fh]
         if kill_suid and self.meta.getattr(caller, ino).mode & 0o6000:
             self.meta.setattr(caller, ino, SetAttr(kill_suid=True))
@@ -162,6 +167,12 @@ class MetaFS:
         index = AT_END if append else 0
         self.meta.write_slices(ino, [(index, piece)], offset + size, _RUNTIME.now_ns())
         return size
+
+    def written_past_pages(
+        self, ino: Ino, fh: int, offset: int, size: int, o_direct: bool
+    ) -> Later[None] | None:
+        del ino, fh, offset, size, o_direct
+        return None
 
     def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
         del caller, ino, fh, owner
@@ -241,6 +252,9 @@ class MetaFS:
         del ino
         return [None for _ in names]
 
+    def syncfs(self) -> Later[None]:
+        return Later(lambda take: take(lambda: None))
+
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None:
         del caller, ino, fh
 
@@ -266,6 +280,10 @@ class MetaFS:
         kill_sgid: bool = False,
     ) -> None:
         self.meta.setxattr(caller, ino, name, value, flags, kill_sgid)
+
+    def question(self, caller: Caller, ino: Ino, name: bytes) -> Later[bytes] | None:
+        del caller, ino, name
+        return None
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         return self.meta.getxattr(caller, ino, name)

@@ -61,6 +61,30 @@ def test_t2_a_clone_shares_everything_and_is_the_same(twins: Twins, root: Path) 
     assert there.read_bytes() == random.Random(8).randbytes(300_000)
 
 
+def test_t2_a_file_is_cloned(root: Path) -> None:
+    """It is there at once and whole, and shares its data."""
+    top = _plant(root)
+    file = top / "sub" / "file"
+    os.chown(file, 4711, 4712)
+    file.chmod(0o4751)
+    os.utime(file, ns=(10**18, 10**18 + 1))
+    assert run("clone", file, root / "copy") == f"{root / 'copy'}: 1 inode\n"
+    run("clone", "--preserve", file, root / "kept")
+    for copy, mode, owner in (
+        (root / "copy", 0o751, (0, 0)),
+        (root / "kept", 0o4751, (4711, 4712)),
+    ):
+        status = copy.stat()
+        assert slices_of(copy) == slices_of(file) != set()
+        assert copy.read_bytes() == file.read_bytes()
+        assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (mode, *owner)
+        assert status.st_mtime_ns == 10**18 + 1
+        assert status.st_nlink == 1
+        assert os.getxattr(copy, "user.a") == b"value"
+    copy.write_bytes(b"other")
+    assert len(file.read_bytes()) == 300_000
+
+
 @pytest.mark.parametrize(
     ("source", "target", "why"),
     [
@@ -68,11 +92,12 @@ def test_t2_a_clone_shares_everything_and_is_the_same(twins: Twins, root: Path) 
         ("top", "top", "exists already: choose another name"),
         ("top", "none/x", "is no directory: make it first"),
         ("top", "/dev/shm/x", "are not on the same mount: use `cp -r`"),
-        ("top/same", "x", "is a file"),
+        ("top/same", "top/link", "exists already: choose another name"),
+        ("top/fifo", "x", "is neither a directory nor a file: use `cp -a`"),
     ],
 )
 def test_t2_bad_input_is_one_line(root: Path, source: str, target: str, why: str) -> None:
-    _plant(root)
+    os.mkfifo(_plant(root) / "fifo")
     done = subprocess.run(
         [_SLICEFS, "clone", root / source, root / target],
         capture_output=True,

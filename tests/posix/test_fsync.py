@@ -13,6 +13,7 @@ import pytest
 
 from fsclient import unsynced
 from fsclient.client import Client, ClientOptions
+from fsclient.later import Outcome
 from fsdata.block_names import object_key
 from fsdata.geometry import block_count, block_length
 from fsdata.obj_file import FileObjects
@@ -21,6 +22,7 @@ from fsmeta.types import Ino
 from fsmeta.volume import new_format
 from tests.posix.inproc import format_volume, memory
 from tests.sim.posix import Posix
+from tests.waiting import wait_until
 
 RUNTIME = SystemRuntime()
 
@@ -153,3 +155,22 @@ def test_p1_fsync_of_a_sparse_file_that_shares_data(host: Host) -> None:
     copy.close()
     source.close()
     assert host.at_risk(source.ino) == []
+
+
+def test_p1_syncfs_is_honoured_where_the_kernel_sends_it(host: Host) -> None:
+    """It does not to mounts like ours: docs/LIMITS.md. What is open, and what is closed."""
+    closed = host.posix.open(b"/closed", os.O_CREAT | os.O_RDWR)
+    closed.write(0, b"some bytes")
+    closed.close()
+    deleted = host.posix.open(b"/deleted", os.O_CREAT | os.O_RDWR)
+    deleted.write(0, b"some bytes")
+    deleted.close()
+    host.posix.unlink(b"/deleted")
+    file = host.posix.open(b"/open", os.O_CREAT | os.O_RDWR)
+    file.write(0, b"more bytes")
+    outcomes: list[Outcome[None]] = []
+    host.client.vfs.syncfs().begin(outcomes.append)
+    wait_until(lambda: outcomes)
+    outcomes[0]()
+    assert host.at_risk(closed.ino) == host.at_risk(file.ino) == []
+    file.close()

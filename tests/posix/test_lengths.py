@@ -13,10 +13,13 @@ import pytest
 
 from fsclient.client import Client, ClientOptions
 from fsdata.obj_mem import MemObjects
+from fsmeta.engine import Meta
+from fsmeta.store_mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, Ino, SetAttr
 from tests.posix import inproc
 from tests.posix.inproc import RUNTIME, meanwhile
 from tests.sim.posix import Posix
+from tests.waiting import wait_until
 
 LONG = 394_127
 AT = 307_200
@@ -139,3 +142,32 @@ def test_lseek_sees_what_is_stored_meanwhile(one: Client) -> None:
         found = one.vfs.lseek(ROOT_CALLER, file.ino, file.fh, 0, os.SEEK_DATA)
     assert found == AT
     file.close()
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_p5_what_others_have_cut_off_never_reads_as_zeros(tracked: bool) -> None:
+    """Through a descriptor that was open before, and that nobody asks for its attributes."""
+    backend = MemBackend(RUNTIME)
+    with inproc.client(lambda: MemStore(backend, tracked=tracked)) as client:
+        mine = Posix(client.vfs).open(b"/f", os.O_RDWR | os.O_CREAT)
+        mine.write(0, b"a" * 4096)
+        mine.fsync()
+        assert mine.read(4000, 96) == b"a" * 96
+        other = Meta(MemStore(backend, tracked=tracked), RUNTIME)
+        other.sessions.open({"host": "other"})
+        other.setattr(ROOT_CALLER, mine.ino, SetAttr(size=100))
+        seen: list[bytes] = []
+
+        def is_short() -> bool:
+            seen.append(mine.read(0, 4096))
+            return seen[-1] == b"a" * 100
+
+        wait_until(is_short)
+        assert set(seen) <= {b"a" * 4096, b"a" * 100}
+        assert mine.read(4000, 96) == b""
+        other.setattr(ROOT_CALLER, mine.ino, SetAttr(size=300))
+        wait_until(lambda: mine.read(0, 4096) == b"a" * 100 + bytes(200))
+        other.setattr(ROOT_CALLER, mine.ino, SetAttr(size=200))
+        wait_until(lambda: mine.read(0, 4096) == b"a" * 100 + bytes(100))
+        other.sessions.close()
+        mine.close()

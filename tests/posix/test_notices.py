@@ -25,6 +25,9 @@ class Told:
     def inval_inode(self, ino: Ino) -> None:
         self.seen.append(("inode", ino))
 
+    def inval_pages(self, ino: Ino, begin: int, end: int) -> None:
+        self.seen.append(("pages", ino, begin, end))
+
     def inval_attr(self, ino: Ino) -> None:
         self.seen.append(("attr", ino))
 
@@ -78,6 +81,23 @@ def test_names_and_listings_are_told_twice_and_attributes_once(
     wait_until(lambda: len(told.seen) >= 5)
     time.sleep(3 * AGAIN_AFTER_S)
     assert told.seen == [("inode", ROOT_INO), *listing, *listing]
+
+
+def test_an_answer_that_was_stuck_is_taken_back() -> None:
+    """It came after both notifications, and the kernel believed it for an hour."""
+    serving: set[int] = {7, 8}
+    with meta_only(memory()) as fs:
+        coherence, told = Coherence(fs.meta, RUNTIME), Told()
+        coherence.start(told, lambda: serving)
+        name = ("entry", ROOT_INO, b"name")
+        coherence.absent(ROOT_INO, b"name")  # the answer to 7
+        coherence._changed([schema.dir_row(ROOT_INO)])
+        wait_until(lambda: told.seen.count(name) == 2)
+        serving.remove(8)
+        serving.add(9)
+        serving.remove(7)
+        wait_until(lambda: told.seen.count(name) == 3)
+        coherence.stop()
 
 
 def test_news_do_not_wait_for_the_repetition_of_others(

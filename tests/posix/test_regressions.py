@@ -17,6 +17,7 @@ from fsmeta.errors import Unavailable
 from fsmeta.store import SCAN_PAGE, Page
 from fsmeta.store_mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Caller, Ino, SetAttr, Slice
+from tests.conftest import LogWatch
 from tests.posix import inproc
 from tests.posix.inproc import RUNTIME
 from tests.sim.posix import Posix
@@ -256,6 +257,8 @@ class _NoKernel:
 
     def inval_inode(self, ino: Ino) -> None: ...
 
+    def inval_pages(self, ino: Ino, begin: int, end: int) -> None: ...
+
     def inval_attr(self, ino: Ino) -> None:
         self.stale.append(ino)
 
@@ -301,6 +304,30 @@ def test_who_closed_a_setuid_file_finds_that_the_kernel_knows(
         client.vfs.flush(STRANGER, ino, fh)
         assert notifier.stale == [ino]
         client.vfs.release(ino, fh)
+
+
+def test_what_is_stored_is_no_error_where_the_kernel_can_not_be_told(log_watch: LogWatch) -> None:
+    """close(2) failed, and the next one stored the same bytes a second time."""
+
+    class Deaf(_NoKernel):
+        def inval_attr(self, ino: Ino) -> None:
+            raise OSError(errno.ENOMEM, f"no memory to tell of {ino}")
+
+        def inval_inode(self, ino: Ino) -> None:
+            self.stale.append(ino)
+
+    log_watch.expect("the kernel is told later that inode")
+    notifier = Deaf(epoch=True)
+    with inproc.client(inproc.memory()) as client:
+        client.vfs.coherence.start(notifier)
+        ino = client.meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o104777).ino
+        fh = client.vfs.open(STRANGER, ino, os.O_RDWR | os.O_APPEND).fh
+        client.vfs.write(STRANGER, ino, fh, 0, memoryview(b"1"), True, True)
+        client.vfs.flush(STRANGER, ino, fh)
+        assert not client.vfs.files.file_handle(fh).file.dirty
+        client.vfs.release(ino, fh)
+        assert client.meta.getattr(ROOT_CALLER, ino).size == 1
+        wait_until(lambda: notifier.stale == [ino])
 
 
 def test_two_closes_at_once_store_what_maps_have_left() -> None:

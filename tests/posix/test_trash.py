@@ -79,7 +79,6 @@ def test_t1_nothing_is_made_in_it(root: Path) -> None:
         lambda: (hour / "dir").mkdir(),
         lambda: (trash / "dir").mkdir(),
         lambda: os.rename(root / "g", hour / "g"),
-        lambda: os.link(thing, root / "link"),
         lambda: os.symlink("x", hour / "symlink"),
         lambda: os.rmdir(hour),
         lambda: os.chmod(trash, 0o755),
@@ -89,6 +88,8 @@ def test_t1_nothing_is_made_in_it(root: Path) -> None:
     for attempt in attempts:
         with pytest.raises(OSError, match="not permitted"):
             attempt()
+    with pytest.raises(FileNotFoundError):  # as Linux says of what has no link any more
+        os.link(thing, root / "link")
     os.rename(thing, root / "back")
     assert _trash(root) == []
 
@@ -110,6 +111,28 @@ def test_t1_what_is_open_stays_whole(root: Path) -> None:
         assert os.pread(file.fileno(), 100, 0) == b"before after"
     (thing,) = _trash(root)
     assert thing.read_bytes() == b"before after"
+
+
+def test_t1_what_is_open_and_in_the_trash_has_no_link(root: Path) -> None:
+    """Programs test st_nlink for whether what they hold is still there: log writers, databases."""
+    (root / "f").touch()
+    (root / "more").hardlink_to(root / "f")
+    (root / "d").mkdir()
+    fds = [os.open(root / name, os.O_RDONLY) for name in ("f", "d")]
+    (root / "more").unlink()
+    assert os.fstat(fds[0]).st_nlink == 1
+    (root / "f").unlink()
+    (root / "d").rmdir()
+    assert [os.fstat(fd).st_nlink for fd in fds] == [0, 0]
+    file = next(path for path in _trash(root) if path.name.endswith("-f"))
+    assert file.stat().st_nlink == 0
+    os.rename(file, root / "again")
+    assert os.fstat(fds[0]).st_nlink == (root / "again").stat().st_nlink == 1
+    (root / "last").touch()
+    os.rename(root / "last", root / "again")
+    assert os.fstat(fds[0]).st_nlink == 0
+    for fd in fds:
+        os.close(fd)
 
 
 def test_t1_a_tree_is_restored(volume: Volume, root: Path) -> None:

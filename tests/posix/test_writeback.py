@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from fsdata.obj_mem import MemObjects
 from fsdata.objects import Buffer
 from fsdata.uploads import UPLOAD_THREADS
 from fsmeta.cache import RowCache
+from fsmeta.ops.rename import WHITEOUT
 from fsmeta.transact import Transactor
 from fsmeta.types import BLOCK_BYTES_MAX, ROOT_CALLER, Caller, SetAttr
 from fsmeta.volume import create_volume, new_format
@@ -345,6 +347,18 @@ def test_w2_fallocate_of_what_others_deleted(pair: Pair) -> None:
     assert pair.me.listdir(b"/d") == pair.them.listdir(b"/d") == [b"first"]
 
 
+def test_w2_a_whiteout_comes_with_its_rename(pair: Pair) -> None:
+    write(pair.me, b"/d/file", b"data")
+    pair.release()
+    pair.hold()
+    pair.me.rename(b"/d/file", b"/d/moved", WHITEOUT)
+    assert stat.S_ISCHR(pair.me.stat(b"/d/file").mode)
+    assert read(pair.them, b"/d/file") == b"data"
+    pair.release()
+    assert stat.S_ISCHR(pair.them.stat(b"/d/file").mode)
+    assert read(pair.them, b"/d/moved") == b"data"
+
+
 def test_w2_a_file_without_a_name_gets_one_when_all_of_it_is_seen(pair: Pair) -> None:
     """O_TMPFILE: no crash loses what link(2) has returned for, as others see it by then."""
     parent = pair.me.stat(b"/d").ino
@@ -465,6 +479,7 @@ def test_w4_limits_are_judged_at_once(tmp_path: Path, log_watch: LogWatch) -> No
         with pytest.raises(OSError, match="full") as caught:
             write(pair.me, b"/d/too-much", bytes(400_000))
         assert caught.value.errno == errno.ENOSPC
+        assert pair.me.stat(b"/d/too-much").size == 245_760  # what fitted is kept
         pair.me.unlink(b"/d/too-much")
         pair.release()
         assert pair.mine.meta.statfs().space_used == 4 * 200_704

@@ -26,8 +26,9 @@ from fsmeta.check import Examination
 from fsmeta.engine import Meta
 from fsmeta.runtime import Thread
 from fsmeta.sealed import is_shelf
+from fsmeta.store import FENCE_FIELD
 from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.transact import Transactor
+from fsmeta.transact import DEADLINE_S, Transactor
 from fsmeta.types import ROOT_INO, Ino
 from fsmeta.volume import BLOCK_BYTES_MIN, create_volume, new_format
 from tests.sim.disks import SimDisks
@@ -98,7 +99,11 @@ class Node:
         self.store = FaultStore(meta, sim, chance.getrandbits(30), weather.meta, self.process)
         self.objects = FaultObjects(cluster.objects, sim, chance.getrandbits(30), weather.data)
         options = ClientOptions(
-            buffer_bytes=BUFFER_BYTES_MIN, upload_threads=2, prefetch_threads=1, mountpoint=name
+            buffer_bytes=BUFFER_BYTES_MIN,
+            upload_threads=2,
+            prefetch_threads=1,
+            mountpoint=name,
+            meta_timeout_s=cluster.meta_timeout_s,
         )
         if disk is not None:
             options = options._replace(writeback=back)
@@ -149,7 +154,7 @@ class Node:
 
     def has_session(self) -> bool:
         """Whether the volume knows it as alive."""
-        return schema.session_row(self.session_id()) in self._rows
+        return FENCE_FIELD in self._rows.get(schema.session_row(self.session_id()), {})
 
     def cut(self, cut: bool) -> None:
         """Take the network away, or give it back."""
@@ -171,8 +176,10 @@ class Cluster:
         weather: Weather,
         disks: SimDisks | None = None,
         trash_days: int = 0,
+        meta_timeout_s: float = DEADLINE_S,
     ) -> None:
         self.sim = sim
+        self.meta_timeout_s = meta_timeout_s
         self.disks = disks
         self.weather = weather
         self.chance = random.Random(seed + 2)
@@ -180,6 +187,7 @@ class Cluster:
         self.objects = MemObjects(sim)
         self.nodes: list[Node] = []
         self.leaks = weather.leaks
+        self.trash_days = trash_days
         settings = new_format("sim", "mem", "", BLOCK, trash_days=trash_days)
         store = MemStore(self.backend)
         transactor = Transactor(store, sim, RowCache(sim))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdata import staging_data
+from fsmeta import engine_deletion
 from tests.sim.cluster import BLOCK
 
 SEEDS_DEFAULT = 20
@@ -12,8 +13,9 @@ SEEDS_DEFAULT = 20
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that journals write over some of them."""
+    """So that journals write over some of them, and that clients have open what fills batches."""
     monkeypatch.setattr(staging_data, "SEGMENT_BYTES", 4 * BLOCK)
+    monkeypatch.setattr(engine_deletion, "HOLD_BATCH", 2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

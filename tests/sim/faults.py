@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from fsmeta.errors import Ambiguous, StoreError, Unavailable
 from fsmeta.store import (
@@ -30,6 +30,8 @@ from fsmeta.store import (
 from tests.sim.scheduler import SimProcess, SimRuntime
 
 T = TypeVar("T")
+
+PAGE: Final = 7  # fields of a page, so that directories of the simulation have several
 
 
 class Faults(NamedTuple):
@@ -63,6 +65,7 @@ class Network:
         self.sim = sim
         self.faults = faults
         self.cut = False  # while True, nothing arrives
+        self.deaf = False  # while True, no answer does
         self._random = random.Random(seed)
 
     def happens(self, rate: float) -> bool:
@@ -87,7 +90,7 @@ class Network:
             raise Unavailable("simulated: no connection")
         answer = self.serve(call)
         self.travel()
-        if self.cut or self.happens(self.faults.reply_lost):
+        if self.cut or self.deaf or self.happens(self.faults.reply_lost):
             raise Unavailable("simulated: reply lost")
         return answer
 
@@ -98,7 +101,7 @@ class Network:
 
     def heal(self) -> None:
         """From now on all goes well."""
-        self.cut = False
+        self.cut = self.deaf = False
         self.faults = CALM
 
 
@@ -159,8 +162,11 @@ class FaultStore:
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
         return self.network.ask(lambda: self._store.read_rows(rows))
 
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        return self.network.ask(lambda: self._store.read_short_rows(rows))
+
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
-        return self.network.ask(lambda: self._store.scan(row, cursor, limit))
+        return self.network.ask(lambda: self._store.scan(row, cursor, min(limit, PAGE)))
 
     def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
         return self.network.ask(lambda: self._store.scan_rows(prefix, cursor, limit))
@@ -181,7 +187,7 @@ class FaultStore:
             self._lose_connection("request delayed")
         applied = net.serve(lambda: self._store.commit(commit))
         net.travel()
-        if net.cut or net.happens(net.faults.reply_lost):
+        if net.cut or net.deaf or net.happens(net.faults.reply_lost):
             self._lose_connection("reply lost")
         return applied
 
@@ -239,6 +245,9 @@ class FaultStore:
 
     def vouches(self) -> bool:
         return self._store.vouches() and self._vouching
+
+    def now_ns(self) -> int:
+        return self.network.ask(self._store.now_ns)
 
     def tidy(self) -> None:
         self._store.tidy()

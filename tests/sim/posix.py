@@ -37,10 +37,14 @@ class File:
         return b"".join(self._fs.read(ROOT_CALLER, self.ino, self._fh, offset, size))
 
     def write(self, offset: int, data: bytes) -> None:
-        buffer = bytearray(data)
-        taken = self._fs.write(ROOT_CALLER, self.ino, self._fh, offset, memoryview(buffer), False)
-        assert taken == len(data)
-        buffer[:] = bytes(len(data))  # it is the caller's again
+        taken = 0
+        while taken < len(data):  # a write that finds room for a part says how much it was
+            buffer = bytearray(data[taken:])
+            at = offset + taken
+            now = self._fs.write(ROOT_CALLER, self.ino, self._fh, at, memoryview(buffer), False)
+            assert 0 < now <= len(buffer)
+            buffer[:] = bytes(len(buffer))  # it is the caller's again
+            taken += now
 
     def append(self, data: bytes) -> None:
         """write(2) with O_APPEND by a kernel that believes the size it was told."""

@@ -127,6 +127,10 @@ class SimProcess:
     def now_ns(self) -> int:
         return self._sim.now_ns() + self._skew_ns
 
+    def set_clock(self, ahead_s: float) -> None:
+        """Somebody sets this host's clock, right or wrong."""
+        self._skew_ns = int(ahead_s * 10**9)
+
     def spawn(self, name: str, body: Callable[[], None]) -> Thread:
         """Start a thread of this process."""
         if self.crashed:

@@ -12,9 +12,11 @@ from functools import partial
 
 import pytest
 
-from fsclient import compactor, leader, trash_keeper
+from fsclient import compactor, steady_clock, trash_keeper
+from fsclient.leadership import LEASE_S
 from fsdata import geometry
 from fsmeta import engine_trash, trash
+from fsmeta.transact import DEADLINE_S
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
 from tests.sim.disks import SimDisks
@@ -22,6 +24,7 @@ from tests.sim.faults import Faults
 from tests.sim.harness import simulate
 from tests.sim.loads import Load
 from tests.sim.loads.appends import Appends
+from tests.sim.loads.believers import Believers
 from tests.sim.loads.counters import Counters
 from tests.sim.loads.held import Held
 from tests.sim.loads.logs import Logs
@@ -43,7 +46,7 @@ OUTAGE_S = 40.0  # longer than calls are repeated, shorter than a lease
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
 TROUBLE = (  # log messages that are right where the world is bad
-    "^WARNING fsclient.(background|leader|client|locks): |"
+    "^WARNING fsclient.(background|leader(?:ship)?|client|locks): |"
     "^ERROR fsclient.losses: inode .* data written and not stored is lost: "
 )
 LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
@@ -62,6 +65,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trash_keeper, "HOURS_A_DAY", 1)
     monkeypatch.setattr(engine_trash, "NOTE_S", 15.0)
     monkeypatch.setattr(trash_keeper, "FORGET_S", 90.0)
+    monkeypatch.setattr(steady_clock, "LEAP_S", 30.0)
+    monkeypatch.setattr(steady_clock, "BELIEVE_S", 60.0)
 
 
 def _loads(dice: random.Random) -> list[Load]:
@@ -81,11 +86,12 @@ def live(
     calamity: Calamity | None,
     loads: list[Load] | None = None,
     disks: SimDisks | None = None,
+    meta_timeout_s: float = DEADLINE_S,
 ) -> None:
     """One world from beginning to end; its clients share the cache disks `disks`."""
     dice = random.Random(seed + 3)
     days = int(seed % 3 == 1)  # of an hour that is short, see `eager`
-    cluster = Cluster(sim, seed, weather, disks, days)
+    cluster = Cluster(sim, seed, weather, disks, days, meta_timeout_s)
     loads = loads or _loads(dice)
     first = cluster.add()
     for load in loads:
@@ -178,7 +184,7 @@ def _lose_leases(cluster: Cluster, dice: random.Random) -> None:
             victim.freeze()
         else:
             victim.cut(True)
-        cluster.sim.sleep(leader.LEASE_S * dice.choice((0.2, 1, 2)) + dice.random() * 30)
+        cluster.sim.sleep(LEASE_S * dice.choice((0.2, 1, 2)) + dice.random() * 30)
         if frozen:
             victim.thaw()
         else:
@@ -190,6 +196,40 @@ def test_lost_leases(sim_seed: int, log_watch: LogWatch) -> None:
     log_watch.expect(TROUBLE)
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
     simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, _lose_leases))
+
+
+def _ahead(right: Callable[[], int], by_ns: int) -> int:
+    return right() + by_ns
+
+
+def _wrong_clocks(cluster: Cluster, dice: random.Random) -> None:
+    """Clocks of hosts, and the metadata store's, are set wrong by days, both ways, and right again.
+
+    What is deleted goes where the host's clock says: where there is a trash that is not days away.
+    """
+    day_s = 86_400.0
+    far_s = day_s if not cluster.trash_days else trash.HOUR_NS / 1e9
+    right = cluster.backend.now_ns
+    for _ in range(dice.randrange(2, 6)):
+        cluster.sim.sleep(dice.random() * WINDOW_S)
+        ahead_s = dice.choice((-3, -1, 1, 3))
+        if dice.random() < 0.5:
+            dice.choice(cluster.living()).process.set_clock(min(1, ahead_s) * far_s)
+        else:
+            cluster.backend.now_ns = partial(_ahead, right, int(ahead_s * day_s * 1e9))
+        if len(cluster.nodes) < 3 and dice.random() < 0.3:
+            cluster.add()
+    cluster.sim.sleep(dice.random() * WINDOW_S)
+    cluster.backend.now_ns = right
+    for node in cluster.living():
+        node.process.set_clock(0)
+
+
+@pytest.mark.sim_seeds(40)
+def test_wrong_clocks(sim_seed: int, log_watch: LogWatch) -> None:
+    """Nothing that programs see follows from a clock: not even an object may be left over."""
+    log_watch.expect("^WARNING fsclient.steady_clock: the clock was set")
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, Weather(), _wrong_clocks))
 
 
 @pytest.mark.sim_seeds(50)
@@ -208,3 +248,12 @@ def test_t2_snapshots_and_clones(sim_seed: int, log_watch: LogWatch) -> None:
     weather = Weather() if sim_seed % 2 else Weather(META, DATA)
     calamity = (None, crash, _lose_leases, _outages)[sim_seed // 2 % 4]
     simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, calamity, [Snaps()]))
+
+
+@pytest.mark.sim_seeds(24)
+def test_p6_kernels_that_drop_inodes_and_look_again(sim_seed: int, log_watch: LogWatch) -> None:
+    """P6: nothing but what kernels believe, and FORGETs that are late."""
+    log_watch.expect(TROUBLE)
+    weather = Weather() if sim_seed % 2 else Weather(META, DATA)
+    calamity = (None, crash, _lose_leases, _outages)[sim_seed // 2 % 4]
+    simulate(sim_seed, lambda sim: live(sim, sim_seed, weather, calamity, [Believers()]))

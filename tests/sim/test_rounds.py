@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from fsclient.background import HEARTBEAT_S
-from fsclient.leader import LEASE_S, NEWS_S
+from fsclient.leader import NEWS_S
+from fsclient.leadership import LEASE_S, LOOK_S
 from fsmeta import schema
 from fsmeta.errors import ObjectMissing
-from fsmeta.ops.reclaim import CHUNKS_A_PURGE
+from fsmeta.store import COMMIT_OPS_ENOUGH
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
@@ -262,14 +263,14 @@ def test_a_file_of_very_many_chunks(sim_seed: int) -> None:
         file = _make(node)
         file.close()
         meta = node.client.meta
-        for index in range(1, 2 * CHUNKS_A_PURGE + 10):
+        for index in range(1, COMMIT_OPS_ENOUGH):
             batch = [(index, Slice(0, SliceId(10_000 + index), 100, 0, 100))]
             meta.write_slices(file.ino, batch, index * CHUNK_BYTES + 100, 0)
         Posix(node.client.vfs).unlink(b"/f")
         cluster.sim.sleep(ROUNDS_S)
         assert not _is_there(cluster, file)
         assert not cluster.backend.rows.get(schema.DEAD_SLICES)
-        assert node.client.background.deleted >= 2 * CHUNKS_A_PURGE + 10
+        assert node.client.background.deleted >= COMMIT_OPS_ENOUGH
 
     _world(sim_seed, body, 1)
 
@@ -310,3 +311,36 @@ def test_leaving_in_the_midst_of_a_round(sim_seed: int) -> None:
         assert not [*cluster.objects.list("")]
 
     _world(sim_seed, body, 2)
+
+
+@SEEDS
+@pytest.mark.usefixtures("ends")
+def test_a_leader_that_can_not_delete_ends_dead_sessions(sim_seed: int) -> None:
+    """The object store hangs while it deletes: the locks of a dead mount are given up even so."""
+
+    def body(cluster: Cluster) -> None:
+        cluster.leaks = True
+        leader = _leader(cluster)
+        other, _ = (node for node in cluster.nodes if node is not leader)
+        dead = other.session_id()
+        hanging, heals = cluster.sim.event(), cluster.sim.event()
+        delete = leader.client.blocks.delete
+
+        def hang(slices: Iterable[tuple[SliceId, int]]) -> None:
+            hanging.set()
+            heals.wait()
+            delete(slices)
+
+        leader.client.blocks.delete = hang  # type: ignore[method-assign]
+        file = _make(leader)
+        file.close()
+        Posix(leader.client.vfs).unlink(b"/f")
+        assert hanging.wait(2 * ROUNDS_S)
+        other.crash()
+        cluster.sim.sleep(LEASE_S + 3 * LOOK_S)
+        assert schema.pack_u64(dead) not in cluster.backend.rows[schema.SESSIONS]
+        heals.set()
+        cluster.sim.sleep(ROUNDS_S)
+        assert not [*cluster.objects.list("")]
+
+    _world(sim_seed, body, 3)

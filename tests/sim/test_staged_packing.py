@@ -11,7 +11,8 @@ from functools import partial
 
 import pytest
 
-from fsclient import leader, packer, staged_packer
+from fsclient import packer, staged_packer
+from fsclient.leadership import LEASE_S
 from fsdata import staged_small
 from tests.conftest import LogWatch
 from tests.sim import test_writeback
@@ -79,7 +80,7 @@ def _oversleep(world: World, dice: random.Random) -> None:
     world.cluster.sim.sleep(dice.random() * 3)
     host = dice.choice(world.hosts)
     host.node.freeze()
-    world.cluster.sim.sleep(leader.LEASE_S + 30 + dice.random() * 30)
+    world.cluster.sim.sleep(LEASE_S + 30 + dice.random() * 30)
     host.node.thaw()
 
 

@@ -87,9 +87,13 @@ class Snaps:
         meta = node.client.meta
         found = []
         for name in (b"a", b"b"):
-            names, cursor = meta.names(meta.lookup(ROOT_CALLER, root, name).ino)
-            assert cursor is None
-            found.append(frozenset(each.name for each in names))
+            ino = meta.lookup(ROOT_CALLER, root, name).ino
+            names, cursor = meta.names(ino)
+            shown = {each.name for each in names}
+            while cursor is not None:
+                names, cursor = meta.names(ino, cursor)
+                shown.update(each.name for each in names)
+            found.append(frozenset(shown))
         return found[0], found[1]
 
     def check(self, node: Node) -> None:

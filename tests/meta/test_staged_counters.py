@@ -1,0 +1,31 @@
+"""Write-back: a counter is never read too low while what is laid over it is being published."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from fsmeta import schema
+from fsmeta.cache import RowCache
+from fsmeta.overlay import Overlay
+from fsmeta.overlay_reads import OverlaidReads
+from fsmeta.runtime import SystemRuntime
+from fsmeta.store import ADD, Key
+from fsmeta.store_mem import MemBackend, MemStore
+
+KEY = (schema.USAGE, schema.SPACE)
+
+
+def test_w4_what_is_published_during_a_read_is_counted() -> None:
+    runtime = SystemRuntime()
+    overlay, cond, inner = Overlay(), runtime.condition(), MemStore(MemBackend(runtime))
+    laid = overlay.lay(1, [(ADD, *KEY, b"4096", b"0", "ENOSPC")], [], {})
+    asked = inner.read
+
+    def publish_then(keys: Sequence[Key], busy: Collection[bytes] = ()) -> list[bytes | None]:
+        found = asked(keys, busy)
+        overlay.lift(1, laid)
+        return found
+
+    inner.read = publish_then  # type: ignore[method-assign]
+    reads = OverlaidReads(inner, overlay, cond, RowCache(runtime))
+    assert reads.read([KEY]) == [b"4096"]
