@@ -267,6 +267,7 @@ class Client:
             self.blocks.let_through = self.writeback.objects.let_through
             self.background.in_use = self.writeback.held_inodes
             self.vfs.durable = self.writeback
+            self.vfs.locks.wait_for(self.writeback)
             self.writeback.on_published = self.vfs.questions.durable.nudge
             self.vfs.questions.cloner.tree = self.writeback.published
             self.metrics.add(self.writeback.numbers)

@@ -8,6 +8,7 @@ except those that say that their caller has.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 from fsclient.filesystem import FileLock
@@ -31,6 +32,7 @@ class Holding:
         self.asking = 0  # requests under way, waits included
         self.grants = 0  # how often it got something
         self.held = False  # it may have something
+        self.since: int | None = None  # the last change before it might write; None: it might not
 
 
 class Waiter:
@@ -67,6 +69,7 @@ class LockTable:
         self.held: dict[Ino, dict[Holder, Holding]] = {}
         self.lost: dict[Ino, dict[Holder, set[int]]] = {}  # with the handles
         self._tickets = runtime.random_bits(32) << 31  # so that nobody's mistake hits ours
+        self.mark: Callable[[], int] = int  # the number of the last change of this mount
         self._spent: list[int] = []
         self._spent_owners: set[int] = set()
 
@@ -95,6 +98,8 @@ class LockTable:
         if granted:
             holding.held = True
             holding.grants += 1
+            if waiter.want.write and holding.since is None:
+                holding.since = self.mark()
         else:
             self._forget_idle(waiter.ino, waiter.holder, holding)
 
@@ -138,6 +143,7 @@ class LockTable:
         with self.cond:
             if holding.grants == grants and not holding.asking:
                 holding.held = False
+                holding.since = None
                 self._forget_idle(ino, holder, holding)
 
     def _forget_idle(self, ino: Ino, holder: Holder, holding: Holding) -> None:
@@ -184,6 +190,7 @@ class LockTable:
                         self.lost.setdefault(ino, {}).update(asking)
                 for holder, holding in list(holders.items()):
                     holding.held = False
+                    holding.since = None
                     self._forget_idle(ino, holder, holding)
             self._spent, self._spent_owners = [], set()
         return inos, count

@@ -18,7 +18,7 @@ import errno
 import logging
 import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from fsclient.coherence import Coherence
 from fsclient.file_io import FileIO
@@ -39,8 +39,30 @@ POLL_FIRST_S: Final = 0.002  # where no news come: a lock that is held for a mom
 POLL_MAX_S: Final = 0.1  # and one that is held for long costs ten requests a second and mount
 RETRY_S: Final = 1.0  # the store is away, or our session is
 SHARED_MAX: Final = 100_000  # files of which we know that others lock them
+PUBLISHED_S: Final = 0.5  # between two looks whether who unlocks is interrupted
 TIDY_AT: Final = 64  # waits that are over before their notes are removed
 TIDY_AFTER_S: Final = 5.0  # or so long after the last wait
+
+
+class Publishing(Protocol):
+    """What a mount that writes back tells of its changes."""
+
+    def mark(self) -> int:
+        """The number of the last change that was accepted."""
+
+    def await_written(self, ino: Ino, since: int, upto: int, wait_s: float) -> bool:
+        """Wait until others see all changes of the order domain of `ino` up to number `upto`, and
+        those of other domains behind `since`; False where that takes longer.
+        """
+
+
+class _Debt(NamedTuple):
+    """What is to be given up, and when: `upto` is published."""
+
+    ino: Ino
+    holder: Holder
+    grants: int
+    upto: int
 
 
 class FileLocks:
@@ -58,7 +80,8 @@ class FileLocks:
         self._table = LockTable(runtime, files.locked)
         self._cond = self._table.cond
         self._strays: list[Waiter] = []  # nobody knows whether the store has them in line
-        self._owed: list[tuple[Ino, Holder]] = []  # to be given up: the store was away
+        self._owed: list[_Debt] = []  # the store was away, or others don't see what was written
+        self._publishing: Publishing | None = None  # None: what is stored is seen
         self._ended = 0  # a session that others have ended; the next one is on its way
         self._shared: set[Ino] = set()  # others lock these, too: ask before supposing
         self._news = False
@@ -72,6 +95,11 @@ class FileLocks:
     def start(self, replies: LockReplies) -> None:
         """Requests that wait are answered through `replies` from now on."""
         self._replies = replies
+
+    def wait_for(self, publishing: Publishing) -> None:
+        """What was written under a lock is seen by others before it is given up."""
+        self._publishing = publishing
+        self._table.mark = publishing.mark
 
     def stop(self) -> None:
         """End the thread; who still waits gets EIO."""
@@ -106,6 +134,10 @@ class FileLocks:
         Raises: EAGAIN, EDEADLK, ENOLCK, EIO where this handle's locks were lost.
         """
         file = self._io.handle(fh).file
+        held = self._table.holding(file.ino, (kind, owner))
+        if not lock.write and held is not None and held.since is not None:
+            self._io.flush_file(file)  # readers get in when it turns into a read lock
+            self._require_published(file.ino, held)
         waiter = Waiter(request, file, (kind, owner), lock)
         holding = self._table.begin(waiter, fh, wait and self._replies is not None)
         try:
@@ -211,7 +243,7 @@ class FileLocks:
 
     def closed(self, ino: Ino, owner: int) -> None:
         """close(2) of one descriptor, and all is stored: the process loses its fcntl locks."""
-        self._give_up(ino, (Kind.POSIX, owner))
+        self._give_up(ino, (Kind.POSIX, owner), PUBLISHED_S)
 
     def told(self, ino: Ino, owner: int) -> None:
         """close(2) has said that locks are lost, or what else was wrong."""
@@ -226,24 +258,54 @@ class FileLocks:
         for holder in lost:
             self._forget_lost(ino, holder, fh)
         for holder in alone:
-            self._give_up(ino, holder)
+            self._give_up(ino, holder, 0.0)
 
-    def _give_up(self, ino: Ino, holder: Holder) -> None:
-        """All that an owner has of a file; later, where the store is away."""
+    def _give_up(self, ino: Ino, holder: Holder, wait_s: float) -> None:
+        """All that an owner has of a file; later, where the store is away, or others see too little
+        of what it wrote and nobody waits for that.
+        """
+        holding = self._table.holding(ino, holder)
+        if holding is None:
+            return
+        upto = self._table.mark()
         try:
-            self._unlock(ino, holder, 0, LOCK_END)
+            if self._is_published(ino, holding, upto, wait_s):
+                self._unlock(ino, holder, 0, LOCK_END)
+                return
         except StoreError as error:
             log.debug("giving up locks of inode %d: %s", ino, error)
-            with self._cond:
-                self._owed.append((ino, holder))
-                self._wake()
+        with self._cond:
+            self._owed.append(_Debt(ino, holder, holding.grants, upto))
+            self._wake()
+
+    def _is_published(self, ino: Ino, holding: Holding, upto: int, wait_s: float) -> bool:
+        """Whether others see what was written under a lock.
+
+        Waits, `wait_s` at a time, until the request is interrupted; 0: does not wait.
+        """
+        since = holding.since
+        if self._publishing is None or since is None:
+            return True
+        while not self._publishing.await_written(ino, since, upto, wait_s):
+            if not wait_s or self._stopped or (self._replies and self._replies.interrupted()):
+                return False
+        return True
+
+    def _require_published(self, ino: Ino, holding: Holding) -> None:
+        """Raises: EINTR, and the lock stays."""
+        if not self._is_published(ino, holding, self._table.mark(), PUBLISHED_S):
+            raise OSError(errno.EINTR, "others do not see yet what was written under the lock")
 
     def _pay(self) -> None:
         """Give up what nobody has any more. Raises: StoreError."""
         with self._cond:
             owed = list(self._owed)
         for each in owed:
-            self._unlock(*each, 0, LOCK_END)
+            holding = self._table.holding(each.ino, each.holder)
+            if holding is not None and holding.grants == each.grants:
+                if not self._is_published(each.ino, holding, each.upto, 0.0):
+                    continue
+                self._unlock(each.ino, each.holder, 0, LOCK_END)
             with self._cond:
                 if each in self._owed:  # not if it was lost meanwhile
                     self._owed.remove(each)
@@ -257,6 +319,7 @@ class FileLocks:
         grants = holding.grants
         if file is not None:
             self._io.flush_file(file)
+            self._require_published(ino, holding)
         if not self._meta.locks.unlock(ino, *holder, begin, end):
             self._table.given_up(ino, holder, holding, grants)
 

@@ -21,7 +21,7 @@ from fsclient.open_files import OpenFiles
 from fsclient.publisher import Publisher
 from fsclient.staged_packer import StagedPacker
 from fsclient.staging_slot import take_slot
-from fsdata import staging_data, staging_log
+from fsdata import staging_log
 from fsdata.block_names import object_key
 from fsdata.geometry import block_count, block_length
 from fsdata.mem_cache import MemCache
@@ -51,7 +51,6 @@ T = TypeVar("T")
 SYNC_S: Final = 1.0  # what is in the journal survives a loss of power so much later, unasked
 DRAIN_S: Final = 50.0  # the default of `--drain-timeout`: `umount` waits 60 s for the client
 JOURNAL_BITS: Final = 63
-ASIDE: Final = "aside-"  # how files begin of a journal that is not taken up
 RECOVERY_S: Final = 30.0  # for the disk to be read, or the store to say what it has
 
 
@@ -189,10 +188,7 @@ class WriteBack:
 
         It may be another one, where the metadata are older than it: so nothing is deleted.
         """
-        name = f"{ASIDE}{journal:016x}-"
-        for each in self._disk.names():
-            if each.startswith((staging_log.PREFIX, staging_data.PREFIX)):
-                self._patiently(partial(self._disk.rename, each, name + each))
+        name = self._patiently(partial(staging_log.set_aside, self._disk, journal))
         log.warning(
             "staging journal: the metadata know nothing of the one in %s: all of it was published, "
             "or they are older than it; it is not taken up, and is kept in files %s*: "
@@ -435,6 +431,15 @@ class WriteBack:
         """Wait until what is accepted by now is published; of a file's or directory's domain."""
         self.objects.hurry()
         return self._store.settle(ino, self._runtime.monotonic() + wait_s)
+
+    def mark(self) -> int:
+        """The number of the last change that was accepted."""
+        return self._store.sequence
+
+    def await_written(self, ino: Ino, since: int, upto: int, wait_s: float) -> bool:
+        """See `Publishing`."""
+        self.objects.hurry()
+        return self._store.await_written(ino, since, upto, self._runtime.monotonic() + wait_s)
 
     def goal(self, ino: Ino | None) -> Goal:
         """What is accepted by now, of a file's or directory's domain; it is hurried up."""

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 from crc32c import crc32c
 
+from fsdata import staging_data
 from fsdata.staging_disk import StagingDisk
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
@@ -28,6 +29,7 @@ from fsmeta.runtime import Runtime
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "log-"
+ASIDE: Final = "aside-"  # how files begin of a journal that is not taken up
 VERSION: Final = 1
 FILE_BYTES: Final = 4 << 20  # 20,000 entries; a file goes when the last of them is published
 KEPT: Final = 1 << 62  # "where the last file ends" while that is an earlier process's
@@ -229,6 +231,15 @@ class StagingLog:
                 self._has_removed = True
                 self._disk.remove(self._files.pop(0)[0])
             self._sync_removals()
+
+
+def set_aside(disk: StagingDisk, journal: int) -> str:
+    """Give all files of a journal names that no journal has; how those begin. Raises: OSError."""
+    prefix = f"{ASIDE}{journal:016x}-"
+    for name in disk.names():
+        if name.startswith((PREFIX, staging_data.PREFIX)):
+            disk.rename(name, prefix + name)
+    return prefix
 
 
 def recover(disk: StagingDisk, volume: str) -> Found | None:

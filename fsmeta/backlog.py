@@ -91,6 +91,10 @@ class Backlog:
         if lost and (EVERY in lost or EVERY in domains or not lost.isdisjoint(domains)):
             raise OSError(errno.EIO, "what was written there before is lost")
 
+    def is_lost(self, entry: Entry) -> bool:
+        """Whether an entry may never be published."""
+        return bool(self.lost) and not self.lost.isdisjoint((EVERY, *entry.domains))
+
     def behind(self, first: Entry) -> set[int]:
         """The domains in which something waits for `first`, or for what waits for it."""
         found = set(first.domains)
@@ -99,6 +103,18 @@ class Backlog:
                 EVERY in entry.domains | found or not found.isdisjoint(entry.domains)
             ):
                 found |= entry.domains
+        return found
+
+    def refuse_behind(self, key: str) -> list[Entry]:
+        """`refuse` where something waits for an object; what is refused for the first time."""
+        found = [
+            entry
+            for entry in self
+            if any(need.key == key for need in entry.needs)
+            and not self.lost.issuperset(entry.domains)
+        ]
+        for entry in found:
+            self.refuse(self.behind(entry))
         return found
 
     def moves(self, upto: int) -> bool:

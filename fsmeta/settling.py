@@ -10,7 +10,7 @@ when something is published or refused.
 from __future__ import annotations
 
 from fsmeta.backlog import Backlog, Goal
-from fsmeta.entry import Entry
+from fsmeta.entry import EVERY, Entry
 from fsmeta.runtime import Condition, Runtime
 
 
@@ -43,4 +43,28 @@ class Settling:
                 if left <= 0:
                     return False
                 self._cond.wait(left)
+            return True
+
+    def await_written(self, domain: int, since: int, upto: int, deadline: float) -> bool:
+        """Wait for all of a domain up to a sequence, and behind `since` for that of all others.
+
+        Not for what is lost. False when the monotonic `deadline` passes first.
+        """
+        with self._cond:
+            wanted = [
+                entry
+                for entry in self._backlog
+                if entry.sequence <= upto
+                and (
+                    entry.sequence > since
+                    or domain == EVERY
+                    or not entry.domains.isdisjoint((domain, EVERY))
+                )
+            ]
+            for entry in wanted:
+                while self._backlog.has(entry.sequence) and not self._backlog.is_lost(entry):
+                    left = deadline - self._runtime.monotonic()
+                    if left <= 0:
+                        return False
+                    self._cond.wait(left)
             return True

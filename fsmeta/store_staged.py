@@ -431,6 +431,13 @@ class StagedStore:
         with self._cond:
             return not self.backlog.waits(*goal)
 
+    def await_written(self, ino: Ino, since: int, upto: int, deadline: float) -> bool:
+        """Wait until others see what a program wrote that changed `ino` between two sequences."""
+        if not self.backlog:
+            return True
+        domain = self._domains.home(reading({}, self.read), ino)
+        return self._settling.await_written(domain, since, upto, deadline)
+
     def refuse(self, domains: Iterable[int]) -> int:
         """Accept nothing more in these domains; the number of the last entry that was."""
         with self._cond:
@@ -441,14 +448,7 @@ class StagedStore:
     def refuse_behind(self, key: str) -> list[Entry]:
         """As `refuse`, where something waits for an object; what is refused for the first time."""
         with self._cond:
-            found = [
-                entry
-                for entry in self.backlog
-                if any(need.key == key for need in entry.needs)
-                and not self.backlog.lost.issuperset(entry.domains)
-            ]
-            for entry in found:
-                self.backlog.refuse(self.backlog.behind(entry))
+            found = self.backlog.refuse_behind(key)
             self._cond.notify_all()
             return found
 
