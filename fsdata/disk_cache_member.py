@@ -37,7 +37,7 @@ ROUND_S: Final = 3600.0  # how often it counts everything
 SHARED_ROUND_S: Final = 600.0  # and where nobody can lock the count: what is too much goes then
 FIRST_ROUND_S: Final = 10.0  # a mount has more urgent things to do at first
 STEP_S: Final = 0.01  # between two shards: a round leaves disk and processors to others
-CLOSE_S: Final = 5.0  # how long a disk that hangs keeps a mount from ending
+CLOSE_S: Final = 5.0  # how long its keeper, and then its writers, may keep a mount from ending
 
 _NOTHING: Final = Holding(False, 0)
 _NOT_WRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -63,7 +63,6 @@ class Member:
         self._average_s = 0.0  # of reads; threads may miss each other's
         self._cond = runtime.condition()
         self._closed = False  # guarded by _cond
-        self._hung = False  # a thread may never come back from this disk
         self._keeper: Thread | None = None
         self.on_return: Callable[[], None] = _nothing
         self.recount_s = ROUND_S
@@ -73,14 +72,17 @@ class Member:
         self._keeper = spawn_lasting(self._runtime, f"cache-keeper-{self._number}", self._keep)
 
     def close(self) -> None:
-        """End the threads; what they have not written yet is not written."""
+        """End the threads; what they have not written yet is not written.
+
+        A disk that hangs holds up its own threads only, which end with the process.
+        """
         with self._cond:
             self._closed = True
             self._cond.notify_all()
         if self._keeper is not None:
             self._keeper.join(CLOSE_S)
-        if not self._hung:
-            self._writers.close()
+        if not self._writers.close(CLOSE_S):
+            log.warning("cache disk %s hangs: its writers are left behind", self.disk.place.root)
         self.disk.close_files()
 
     # --- for readers -----------------------------------------------------------------------------
@@ -165,7 +167,6 @@ class Member:
         longest_s = now - min(list(self._reads.values()), default=now)
         if longest_s <= max(HUNG_S, STORE_FACTOR * self._store_s()):
             return False
-        self._hung = True
         self.health.lost(f"a read hangs for {longest_s:.0f} s")
         return True
 

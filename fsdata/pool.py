@@ -93,14 +93,22 @@ class WorkerPool:
                 self._idle -= 1
             return self._jobs.popleft()
 
-    def close(self) -> None:
-        """Finish what was submitted and end the threads."""
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Finish what was submitted and end the threads; False if that takes longer than allowed.
+
+        The threads are daemons: one that hangs is left behind and ends with the process.
+        """
         with self._cond:
             self._closed = True
             self._cond.notify_all()
             threads = list(self._threads)
+        deadline = None if timeout_s is None else self._runtime.monotonic() + timeout_s
         for thread in threads:
-            thread.join()
+            if deadline is None:
+                thread.join()
+            else:
+                thread.join(max(0.0, deadline - self._runtime.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
     def parts(self, items: Sequence[T]) -> list[Sequence[T]]:
         """`items` for its threads, in no smaller parts than are worth a request each."""

@@ -25,6 +25,7 @@ from tests.conftest import LogWatch
 from tests.data.disk_world import MIB, CacheWorld, cache_files, name_disks, wait_for
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.fuse.ramfs import RamFS
+from tests.waiting import SOON_S
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
 ASIDE = "cache disk .* is put aside: "
@@ -425,6 +426,36 @@ class TestFuse:
             victim.join()
             assert done == [True]
             wait_for(lambda: world.state() == "HEALTHY")
+            world.close()
+
+    def test_a_write_that_hangs_does_not_keep_a_mount_from_ending(
+        self,
+        tmp_path: Path,
+        disk: RamFS,
+        log_watch: LogWatch,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The writer is left behind with what it writes, and all others end."""
+        log_watch.expect(f"{ASIDE}|{SUSPECT}|{BACK}|hangs: its writers are left behind")
+        monkeypatch.setattr(disk_cache_member, "CLOSE_S", 0.5)
+        free = SystemRuntime().event()
+        hung = SystemRuntime().event()
+
+        def hang() -> None:
+            hung.set()
+            free.wait(120)
+
+        with serving(disk, tmp_path / "mnt"):
+            world = CacheWorld([tmp_path / "mnt" / "cache"]).start()
+            world.put(1)
+            disk.hooks["write"] = hang
+            assert world.right(1)
+            assert hung.wait(SOON_S)
+            world.cache.close()
+            assert not free.is_set(), "it hangs as before"
+            disk.hooks.clear()
+            free.set()
+            world.settle()
             world.close()
 
     def test_a_disk_that_lies(self, tmp_path: Path, disk: RamFS, log_watch: LogWatch) -> None:
