@@ -36,9 +36,8 @@ from fsmeta.errors import (
     Unavailable,
     Voided,
 )
-from fsmeta.ops.session import settle
 from fsmeta.runtime import Runtime
-from fsmeta.schema import pack_u64, worker_field
+from fsmeta.schema import id_of, pack_u64, worker_field
 from fsmeta.store import COMMIT_OPS_LIMIT, EDITION, Applied, Commit, Store, is_table
 from fsmeta.txn import Txn
 
@@ -293,7 +292,7 @@ class Transactor:
         if records is None:
             sealed = next(self._sequences)
             try:
-                return self.run(lambda txn: settle(txn, doubt, sealed))
+                return self.run(lambda txn: _settle(txn, doubt, sealed))
             except Fenced:  # nothing is added to what it has done, so that is all
                 found = self.view(lambda txn: txn.get_row(doubt.fence))
                 records = self._ended.get(doubt.fence, found)
@@ -326,6 +325,22 @@ def _doubt(commit: Commit) -> Doubt | None:
     if commit.fence is None:
         return None
     return Doubt(commit.fence, commit.worker, commit.sequence)
+
+
+def _settle(txn: Txn, doubt: Doubt, sealed: int) -> bool:
+    """Whether a commit was applied; if it was not, it never will be: its worker is at `sealed`.
+
+    That is a number which no commit has. What was applied is written as it is, so that the answer
+    is as safe as that of a commit (`--redis-wait`). Raises: Fenced (the commit) where the session
+    has ended.
+    """
+    value = txn.get(doubt.fence, doubt.worker)
+    last = 0 if value is None else id_of(value)
+    if last <= doubt.number:  # else somebody has settled it before
+        txn.fence = doubt.fence
+        number = last if last == doubt.number else sealed
+        txn.put(doubt.fence, doubt.worker, pack_u64(number))
+    return last == doubt.number
 
 
 def _limit_error(error: LimitExceeded) -> OSError:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from fsmeta import schema
-from fsmeta.errors import Doubt, Rewound
+from fsmeta.errors import Rewound
 from fsmeta.schema_locks import Kind, grant_row, places_in
 from fsmeta.schema_sessions import SessionRecord, pack_session, unpack_session
 from fsmeta.store import EDITION, FENCE_FIELD
@@ -192,22 +192,6 @@ def _forget(txn: Txn, field: bytes) -> None:
     txn.delete(schema.ENDED, field)
     if len(field) == len(schema.pack_u64(0)):
         txn.delete_row(schema.session_row(schema.id_of(field)))
-
-
-def settle(txn: Txn, doubt: Doubt, sealed: int) -> bool:
-    """Whether a commit was applied; if it was not, it never will be: its worker is at `sealed`.
-
-    That is a number which no commit has. What was applied is written as it is, so that the answer
-    is as safe as that of a commit (`--redis-wait`). Raises: Fenced (the commit) where the session
-    has ended.
-    """
-    value = txn.get(doubt.fence, doubt.worker)
-    last = 0 if value is None else schema.id_of(value)
-    if last <= doubt.number:  # else somebody has settled it before
-        txn.fence = doubt.fence
-        number = last if last == doubt.number else sealed
-        txn.put(doubt.fence, doubt.worker, schema.pack_u64(number))
-    return last == doubt.number
 
 
 def forget_last_commit(txn: Txn, sid: SessionId) -> None:
