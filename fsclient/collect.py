@@ -2,7 +2,7 @@
 
 The `gc` command calls it, on volumes in use, and so do tests. What makes it safe is not age but the
 floors that sessions show: below the lowest, no client will commit a slice any more, so references
-can only go away. docs/design/0013-encryption-gc-scrub.md has the argument.
+can only go away. docs/design/deletion-gc-repair has the argument.
 
 It streams: the chunks once, into a bit for each slice, then the store's listing. It may be killed
 at any time and run again: what is deleted is deleted, and with a `Place` in files it goes on where

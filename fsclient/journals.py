@@ -1,7 +1,7 @@
 """Journals of mounts that write back, as the metadata know them: who has each, or had it last.
 
 gc asks: blocks that such a mount has uploaded and not published look as if they were nobody's once
-its session is gone (docs/design/0047-journals-that-are-left.md).
+its session is gone (docs/design/write-back).
 
 Threading: functions only.
 """

@@ -2,7 +2,7 @@
 
 Called by `object_stores` and the commands. Everything that can be wrong in these words is a
 ConfigError of one line. What `format` was told is kept in the volume's settings; a mount may say
-otherwise. Secrets are none of these words; docs/design/0007-s3-and-rados.md says why.
+otherwise. Secrets are none of these words; docs/design/object-stores says why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packing small files that nobody has packed, for `gc --pack`: design note 36.
+"""Packing small files that nobody has packed, for `gc --pack`: docs/design/packing.
 
 Whoever wrote them has died, or does not pack. A writer that is in doubt offers its slice once more
 and must not find it deleted; whether one is, the floors tell, as they tell `gc`: below all of them

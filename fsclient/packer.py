@@ -1,4 +1,4 @@
-"""Packing small files behind the backs of those who wrote them: design note 17.
+"""Packing small files behind the backs of those who wrote them: docs/design/packing.
 
 The client that committed a small file packs it, some seconds later, with those it committed around
 it: their bytes go into one block, the segment, and one commit exchanges the records of all that

@@ -1,4 +1,4 @@
-"""Packing small files before they are stored: design note 25.
+"""Packing small files before they are stored: docs/design/packing.
 
 A mount that writes back has small files in its journal before anybody else can see them. So their
 bytes go to the store as one object, a segment, and what is published are parts of it. The segment

@@ -2,7 +2,7 @@
 
 Objects are read, written and listed through `obj_s3_http`, signed by `obj_s3_sign`: a tenth of the
 processor time of boto3, which keeps what is hard to get right and done rarely: where keys come
-from, which host has a bucket, making buckets. docs/design/0007-s3-and-rados.md has the reasons.
+from, which host has a bucket, making buckets. docs/design/object-stores has the reasons.
 
 A put is whole or not at all, and readable at once; so is an overwrite. What the client's own clock
 or keys are to blame for is mended in flight: a request refused for its time is signed with the

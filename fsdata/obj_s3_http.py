@@ -1,7 +1,7 @@
 """HTTP/1.1 for small requests: pooled connections, bodies straight from and into buffers.
 
 `obj_s3` is the only caller. General clients spend most of a small request on turning headers into
-message objects and on layers of adapters; docs/design/0007-s3-and-rados.md has the figures.
+message objects and on layers of adapters; docs/design/object-stores has the figures.
 
 Every wait has an end: connecting, one silent stretch, and the request as a whole, which may take
 longer the more bytes it moves. What ran out of time is cancelled by closing its connection, and no

@@ -6,7 +6,7 @@ trip. `Runs` remembers how long the runs of a handle were, and says how much of 
 with its first page: as much as others were long, where those that were shorter cost little.
 
 It never promises too much: what was fetched because of it and not asked for later is at most
-1/VAIN_SHARE of all that was asked for, and VAIN_BYTES (docs/design/0045).
+1/VAIN_SHARE of all that was asked for, and VAIN_BYTES (docs/design/random-reads).
 
 `FileReader` asks it of each read. Pure logic; a `Runs` belongs to its reader's lock.
 """

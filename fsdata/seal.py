@@ -3,7 +3,7 @@
 Each object has a key of its own, derived from the volume's key, a fresh salt of 16 random bytes,
 the slice and the block, so a nonce need only be unique within one object: it is the number of the
 unit. Tags vouch for slice, block, unit, and the object's head with the unit's length. The argument
-stands in docs/design/0013-encryption-gc-scrub.md.
+stands in docs/design/object-stores.
 
 Threading: any thread; the ciphers have no state but their key.
 """

@@ -2,9 +2,9 @@
 
 `StagedObjects` owns one, and shares its lock with it. The oldest goes first; small ones go together
 (`staged_small`); what is in flight is bounded in bytes. What the store has refused is offered again
-now and then, a few at a time, and nothing else waits for that (docs/design/0048). A thread is woken
-for something that it can do: of those without work one keeps the time at which something is due,
-the others follow when they are called. Who has taken a job calls the next one, where there is
+now and then, a few at a time, and nothing else waits for that (docs/design/write-back). A thread is
+woken for something that it can do: of those without work one keeps the time at which something is
+due, the others follow when they are called. Who has taken a job calls the next one, where there is
 something for him.
 
 Threading: the owner's lock is held around every call but `next` and `join`.

@@ -5,8 +5,8 @@ the place, and the log has it for after a crash. A segment is removed when none 
 wanted any more. Objects are uploaded oldest first, so room comes back in the same order.
 
 Some segments are kept to be written over, as databases do with their logs: the kernel needs ten
-times as long for bytes whose pages and blocks are new (docs/design/0026). What is left in such a
-file is never taken for an object, as each is known by its place and CRC.
+times as long for bytes whose pages and blocks are new (docs/design/write-back-speed). What is left
+in such a file is never taken for an object, as each is known by its place and CRC.
 
 Threading: any method from any thread. One lock for the places, none while the disk works.
 """

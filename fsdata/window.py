@@ -3,7 +3,7 @@
 Readers that go forwards, backwards or in equal strides are found; random ones fetch for themselves.
 A stream is who has read STREAM_BYTES_MIN that lie together, or always goes on a little: programs
 that look up a record in a mapped file read a few neighbouring pages as well, and whole blocks would
-be fetched for them all (docs/design/0041). `runs` is for those.
+be fetched for them all (docs/design/random-reads). `runs` is for those.
 
 `FileReader` asks its window what to fetch and hands blocks to the `Prefetcher`. A window is bounded
 by WINDOW_BYTES_MAX. Pure logic; a `Window` belongs to its reader's lock.

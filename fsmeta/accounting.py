@@ -1,7 +1,7 @@
 """Quotas, as `slicefs quota` and tests set them: accounting on and off, limits, recounts.
 
 Each step is a commit of its own and may be done twice, so whoever was killed begins again and goes
-on, and two at once do no harm. docs/design/0010-quotas.md says why this is exact.
+on, and two at once do no harm. docs/design/locks-permissions-quotas says why this is exact.
 
 Threading: from any thread; nothing is kept but the `Meta`.
 """

@@ -1,4 +1,5 @@
-"""Do the counters of quotas say what there is? The part of `check` that knows docs/design/0010.
+"""Do the counters of quotas say what there is? The part of `check` that knows
+docs/design/locks-permissions-quotas.
 
 While there is accounting, the counters are the sums over inodes that have names and whose mark is
 the current epoch: each counts at its owner, its group and every directory above it but the root;

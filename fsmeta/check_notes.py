@@ -1,7 +1,7 @@
 """What a check has seen of a volume: tables in bounded memory, and how they are asked.
 
 `check` fills them, its parts judge them, `repair` works by them. Memory is SQLite's cache, whatever
-the volume holds (docs/design/0024-check-at-size.md). One thread.
+the volume holds (docs/design/deletion-gc-repair). One thread.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
     further blocks    lists: row, field, value, row, field, value, …
     last block        a map: records, and the SHA-256 of all bytes of the frame before it
 
-A field may come twice, with the same value. `docs/FORMAT.md` says the same, `docs/design/0016` why.
-Called by `slicefs dump` and `load` and by automatic backups. Threading: one thread.
+A field may come twice, with the same value. `docs/FORMAT.md` says the same,
+`docs/design/redis-and-backups` why. Called by `slicefs dump` and `load` and by automatic backups.
+Threading: one thread.
 """
 
 from __future__ import annotations

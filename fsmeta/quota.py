@@ -6,10 +6,10 @@ units, while it has a name. Directories, symlinks and holes take no space.
 What is in the trash has a name: it counts for the volume, at its owner and its group, but in no
 directory. So does the root of a clone that is being built; what is below that counts up to it.
 
-While the volume has accounting (docs/design/0010-quotas.md), an inode with the current mark counts
-at its owner, at its group and at every directory above it but the root, whose usage is the
-volume's. A file with several names counts where its `home` is. Reads of what lies above are checked
-by the commit; limits stand in the store, beside the counters.
+While the volume has accounting (docs/design/locks-permissions-quotas), an inode with the current
+mark counts at its owner, at its group and at every directory above it but the root, whose usage is
+the volume's. A file with several names counts where its `home` is. Reads of what lies above are
+checked by the commit; limits stand in the store, beside the counters.
 
 Called by the verbs, with attributes from before the change unless it says otherwise.
 """

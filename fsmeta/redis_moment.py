@@ -2,7 +2,7 @@
 
 While the hash NOTES exists, `redis_commit.lua` notes in it what each field held before its first
 change. So what was true at the beginning is the note, or where there is none, what is there now;
-docs/design/0016 has the argument. The hash expires unless its reader renews it.
+docs/design/redis-and-backups has the argument. The hash expires unless its reader renews it.
 
 Called by `RedisStore.everything`. Threading: one thread reads.
 """

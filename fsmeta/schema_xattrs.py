@@ -3,7 +3,7 @@
 An inode's row holds its attributes in `x<name>`, and in `y` the decimal sum of what they cost.
 A volume from before that has inodes without `y`, or with less in it than its attributes cost; it
 never holds more. What goes beyond XATTRS_FREE is part of `v.used`, so that it counts against all
-limits like data. `docs/design/0057-what-an-inode-may-hold.md` says why.
+limits like data. `docs/design/locks-permissions-quotas` says why.
 
 `security.capability` is not counted: writes delete it without having read it. The kernel bounds it.
 """

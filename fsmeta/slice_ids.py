@@ -3,10 +3,10 @@
 `Meta` takes ids for writers and compaction and says what became of them. The lowest that is open is
 this client's *floor*: it will never commit a slice below it. Sessions show their floors with each
 beat, so `gc` knows which objects nobody is still going to refer to, without a clock
-(docs/design/0013-encryption-gc-scrub.md).
+(docs/design/deletion-gc-repair).
 
 Slices of a commit in doubt may be part of a file already, which others have changed since: they are
-offered again only when `settle` has said that they are not (docs/design/0049-commits-in-doubt.md).
+offered again only when `settle` has said that they are not (docs/design/metadata-transactions).
 
 Threading: any method from any thread; one lock, held while the next batch of ids is fetched.
 """

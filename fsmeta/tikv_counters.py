@@ -21,7 +21,7 @@ A new limit takes all parts back, so that commits under way meet it.
 Behind a base may stand a claim, `<base> SP <name>` (`tikv_claims`): somebody needs the counter with
 all its parts, and those who have not begun let him go first. It is no part of the value.
 
-Used by `tikv_image`, `tikv_commit` and `store_tikv`; reasons are in docs/design/0033-room-ahead.md.
+Used by `tikv_image`, `tikv_commit` and `store_tikv`; reasons are in docs/design/tikv.
 Threading: `load` on the loop thread; the rest is pure.
 """
 

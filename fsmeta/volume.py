@@ -59,7 +59,7 @@ class VolumeFormat(NamedTuple):
     options: dict[str, str] | None = None  # of the object store
     encryption: dict[str, str] | None = None  # the wrapped key of the data, see fsdata/key_wrap
     changes: int = 0  # of these settings since the volume was made
-    epoch: int = 0  # of accounting, the last that was begun; see docs/design/0010-quotas.md
+    epoch: int = 0  # of the last quota scan; see docs/design/locks-permissions-quotas
     accounting: str = OFF
     trash_days: int = 0  # how long what is deleted can be restored; 0: not at all
     frame_bytes: int = FRAME_BYTES_MAX  # of new blocks that are stored as they are

@@ -1,8 +1,8 @@
 """Passthrough (Linux 6.9): the kernel reads and writes files of a local disk in our files' stead.
 
-For who answers an open with `Opened.backing`; no mount does yet (docs/design/0040 says why, and
-what else the kernel asks of it). INIT must have agreed on PASSTHROUGH, and we have to be root
-(CAP_SYS_ADMIN). While a file is open in passthrough
+For who answers an open with `Opened.backing`; no mount does yet (docs/design/write-back-speed says
+why, and what else the kernel asks of it). INIT must have agreed on PASSTHROUGH, and we have to be
+root (CAP_SYS_ADMIN). While a file is open in passthrough
 
 - read(2), write(2), splice(2) and mmap(2) never reach us; every other request does, among them
   SETATTR of the size, FALLOCATE, LSEEK, COPY_FILE_RANGE, FSYNC and FLUSH, and it is on us to do the

@@ -2,7 +2,7 @@
 
 A request wakes this process, its answer wakes who waits for it, and a verb wakes the metadata
 server and this process again. Waking a processor that has halted takes a few µs on hardware, but
-40 to 60 in some virtual machines (docs/design/0005-idle-polling.md). Linux lets root ask that idle
+40 to 60 in some virtual machines (docs/design/serving-requests). Linux lets root ask that idle
 processors poll for work instead: who writes 0 to `/dev/cpu_dma_latency` has that until the number
 is taken back or the file is closed (Documentation/power/pm_qos_interface.rst).
 

@@ -1,8 +1,8 @@
 """flock(2) and fcntl(2) locks: take, give up, stop waiting; EDEADLK; what a dead session had.
 
 Who gives something up hands it to those who wait, in the same commit, and tells their sessions in
-their `g` rows (docs/design/0008-locks.md). A verb here may decide on reads that its commit does not
-check, where a change would leave the decision as it is; each place says why.
+their `g` rows (docs/design/locks-permissions-quotas). A verb here may decide on reads that its
+commit does not check, where a change would leave the decision as it is; each place says why.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Such a segment is *open* (table K) until the last of its files has it. That coun
 exact at every moment, whoever deletes what meanwhile: `1 + R = chunks that list it + drops in X +
 1 where it is open`. The last file takes over that use; who dies before leaves it to the leader.
 
-Called by a publisher, whose client has packed what waits in its journal (docs/design/0025).
+Called by a publisher, whose client has packed what waits in its journal (docs/design/packing).
 """
 
 from __future__ import annotations

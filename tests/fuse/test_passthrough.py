@@ -1,4 +1,6 @@
-"""W3 and C5: what the kernel does with files in passthrough, which docs/design/0040 relies on."""
+"""W3 and C5: what the kernel does with files in passthrough, which docs/design/write-back-speed
+relies on.
+"""
 
 from __future__ import annotations
 

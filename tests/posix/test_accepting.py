@@ -1,6 +1,6 @@
 """W2: what a change costs until a mount that writes back has accepted it, and what it is judged by.
 
-The judge remembers what the store has (docs/design/0039-accepting-without-asking.md): what others
+The judge remembers what the store has (docs/design/write-back): what others
 have changed must count all the same, once this client has been told of it.
 """
 
