@@ -318,6 +318,8 @@ def _translate(error: hiredis.ReplyError) -> StoreError:
         return Corrupt(row.encode(), field.encode(), why)
     if word in _ELSEWHERE:
         return Elsewhere(f"redis: {text}", text.split(" ")[2] if word == "MOVED" else "")
+    if word == "NOPERM":
+        return NotPermitted(f"redis: {text}")
     if _NOT_LOCAL in text:
         return Unavailable(f"redis: {text}")
     return _ERRORS.get(word, Unexpected)(f"redis: {text}")
@@ -325,3 +327,7 @@ def _translate(error: hiredis.ReplyError) -> StoreError:
 
 class Unexpected(StoreError):
     """An error reply that no correct request provokes."""
+
+
+class NotPermitted(Unexpected):
+    """The Redis user may not run this command; docs/REDIS.md lists the rights that it needs."""

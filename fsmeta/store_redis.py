@@ -8,6 +8,7 @@ cluster knows where they belong.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +19,7 @@ import redis
 from fsmeta import redis_moment
 from fsmeta.errors import ConfigError, StoreError
 from fsmeta.history import History
-from fsmeta.redis_channel import Channel, RedisConnection
+from fsmeta.redis_channel import Channel, NotPermitted, RedisConnection
 from fsmeta.redis_commit import RedisCommits, Wait
 from fsmeta.redis_history import Answers, RedisHistory
 from fsmeta.redis_requests import Script, as_msgpack, ask, ask_many, pack
@@ -83,6 +84,8 @@ end
 return out
 """)
 
+log = logging.getLogger(__name__)
+
 SNAPSHOT_ROWS_MAX: Final = 16  # no verb reads more rows that must be of one moment
 
 # what lies behind a connection that can't be made: what to do; for the rest see `_advice`
@@ -106,6 +109,7 @@ class RedisStore:
         Raises: ConfigError where the URL is wrong or nothing answers there.
         """
         self._runtime = runtime
+        self._has_clock = True  # until the server says that we may not ask for its time
         self._servers = Servers(url)
         self._prefix = self._servers.prefix
         self._keyless = (self._prefix,) if self._prefix else ()  # for a script without rows
@@ -262,8 +266,15 @@ class RedisStore:
         return self._tracking is not None and self._tracking.healthy()
 
     def now_ns(self) -> int:
-        seconds, micros = self._ask_plainly(b"TIME")
-        return (int(seconds) * 1_000_000 + int(micros)) * 1000
+        """The server's clock, or this host's where the user may not ask: rights of older setups."""
+        if self._has_clock:
+            try:
+                seconds, micros = self._ask_plainly(b"TIME")
+                return (int(seconds) * 1_000_000 + int(micros)) * 1000
+            except NotPermitted as error:
+                self._has_clock = False
+                log.info("%s: the clock of this host decides what the trash expires by", error)
+        return self._runtime.now_ns()
 
     def tidy(self) -> None:
         """Redis keeps no old values."""
