@@ -8,9 +8,8 @@ go past the pages, too, and what maps and sendfile(2) have made of it is dropped
 write, which is late by a moment, and by the first open that uses pages again.
 
 A read of pages that runs beside a write past them can leave old bytes in them, and zeros behind an
-append. The kernel drops what the write covers once more when it is answered, but not where the
-write was asynchronous (before Linux 7.1), and not for handles that we made direct (before 6.18;
-before 6.6 it drops nothing ahead of those, either). No flag tells. So where the kernel has filled
+append. The kernel drops what the write covers once more when it is answered, but not for handles
+that we made direct (before 6.18; before 6.6 it drops nothing ahead of those, either). No flag tells. So where the kernel has filled
 pages of a file, they are dropped between a write past them and its answer: `leaves_pages`.
 
 Called by `FileIO`; any thread.
@@ -42,9 +41,9 @@ class DirectIO:
 
     def leaves_pages(self, file: OpenFile, o_direct: bool) -> bool:
         """Whether a write past the pages of `file` may leave some that are no longer true."""
-        if o_direct or not self._drops_after:
-            return file.paged or not self._drops_before
-        return False
+        if o_direct or self._drops_after:
+            return False
+        return file.paged or not self._drops_before
 
     def created(self, handle: FileHandle, flags: int) -> bool:
         """Whether the handle of a file just made is direct."""

@@ -158,7 +158,7 @@ class FileSystem(Protocol):
     ) -> Later[None] | None:
         """`write` has taken bytes past the kernel's pages; None where that may be answered now.
 
-        `o_direct`: the program asked for it, so its request may be asynchronous.
+        `o_direct`: the program asked for it, and the kernel drops the range by itself.
         """
 
     def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:

@@ -4,7 +4,7 @@ Called by the session once, before its workers start. `negotiate` is pure; readi
 request is the session's. Everything newer than Linux 5.10 is taken only where the kernel offers it.
 
 Taken when offered:
-  ASYNC_READ, ASYNC_DIO     several reads of one file at once: read-ahead hides latency
+  ASYNC_READ                several reads of one file at once: read-ahead hides latency
   BIG_WRITES, MAX_PAGES     requests of 1 MiB instead of 128 KiB
   ATOMIC_O_TRUNC            O_TRUNC arrives with OPEN instead of as a SETATTR after it
   PARALLEL_DIROPS           lookups and listings of one directory don't wait for each other
@@ -45,7 +45,6 @@ MAX_WRITE_BYTES: Final = 1 << 20  # fs.fuse.max_pages_limit is 256 pages by defa
 
 _ALWAYS: Final = (
     Init.ASYNC_READ
-    | Init.ASYNC_DIO
     | Init.BIG_WRITES
     | Init.MAX_PAGES
     | Init.ATOMIC_O_TRUNC
