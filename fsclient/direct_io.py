@@ -9,8 +9,9 @@ write, which is late by a moment, and by the first open that uses pages again.
 
 A read of pages that runs beside a write past them can leave old bytes in them, and zeros behind an
 append. The kernel drops what the write covers once more when it is answered, but not for handles
-that we made direct (before 6.18; before 6.6 it drops nothing ahead of those, either). No flag tells. So where the kernel has filled
-pages of a file, they are dropped between a write past them and its answer: `leaves_pages`.
+that we made direct (before 6.18; before 6.6 it drops nothing ahead of those, either). No flag
+tells. So where the kernel has filled pages of a file, they are dropped between a write past them
+and its answer: `leaves_pages`. Writes with O_DIRECT are synchronous here, see `fuse/init`.
 
 Called by `FileIO`; any thread.
 """
