@@ -19,8 +19,8 @@
     ConfigError               bad input to a command: one line that names the thing and the remedy
     └── NoVolume              nobody has made a volume there
 
-Only `transact` catches Conflict, Outdated and Ambiguous; only the kernel edge turns the others into
-errnos.
+Only `txn/retry` catches Conflict, Outdated and Ambiguous; only the kernel edge turns the others
+into errnos.
 """
 
 from __future__ import annotations

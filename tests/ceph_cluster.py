@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import boto3
 
-from fsdata.rados_binding import load_rados
+from fsdata.objects.rados.binding import load_rados
 from fsmeta.errors import ConfigError
 from tests.redis_server import free_port
 

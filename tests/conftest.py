@@ -13,8 +13,8 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fsmeta.check import check
-from fsmeta.store import Store
+from fsmeta.check.check import check
+from fsmeta.store.contract import Store
 from tests.ceph_cluster import CephCluster, short_directory
 from tests.redis_server import RedisServer
 from tests.redis_sets import Cluster

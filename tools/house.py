@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.houselib import imports, prose, shape
+from tools.houselib import imports, prose, rooms, shape
 from tools.houselib.tree import Finding, Source, listed, load
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -29,6 +29,7 @@ def _tree_rules(sources: Sequence[Source]) -> Iterator[Finding]:
     python = [source for source in sources if source.tree is not None]
     modules = frozenset(source.module for source in python)
     yield from imports.check_ranks(python, modules)
+    yield from rooms.check_rooms(python, modules)
     yield from imports.check_seam(python, modules)
     yield from imports.check_cycles(python, modules)
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from fsclient.cli.hide import hide_passwords, without_passwords
+from fsclient.cli.options.hide import hide_passwords, without_passwords
 from fsmeta.errors import ConfigError, StoreError
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
@@ -28,121 +28,121 @@ Exit codes: 0 done, 1 failed, 2 wrong command line, 3 a check found problems."""
 
 
 def _format() -> click.Command:
-    from fsclient.cli.format_cmd import format_
+    from fsclient.cli.volume.format import format_
 
     return format_
 
 
 def _mount() -> click.Command:
-    from fsclient.cli.mount_cmd import mount
+    from fsclient.cli.mount.mount import mount
 
     return mount
 
 
 def _umount() -> click.Command:
-    from fsclient.cli.umount_cmd import umount
+    from fsclient.cli.mount.umount import umount
 
     return umount
 
 
 def _status() -> click.Command:
-    from fsclient.cli.status_cmd import status
+    from fsclient.cli.volume.status import status
 
     return status
 
 
 def _fsck() -> click.Command:
-    from fsclient.cli.fsck_cmd import fsck
+    from fsclient.cli.upkeep.fsck import fsck
 
     return fsck
 
 
 def _flush() -> click.Command:
-    from fsclient.cli.flush_cmd import flush
+    from fsclient.cli.mount.flush import flush
 
     return flush
 
 
 def _info() -> click.Command:
-    from fsclient.cli.info_cmd import info
+    from fsclient.cli.mount.info import info
 
     return info
 
 
 def _restore() -> click.Command:
-    from fsclient.cli.restore_cmd import restore
+    from fsclient.cli.upkeep.restore import restore
 
     return restore
 
 
 def _scrub() -> click.Command:
-    from fsclient.cli.scrub_cmd import scrub
+    from fsclient.cli.upkeep.scrub import scrub
 
     return scrub
 
 
 def _gc() -> click.Command:
-    from fsclient.cli.gc_cmd import gc
+    from fsclient.cli.upkeep.gc import gc
 
     return gc
 
 
 def _rekey() -> click.Command:
-    from fsclient.cli.rekey_cmd import rekey
+    from fsclient.cli.volume.rekey import rekey
 
     return rekey
 
 
 def _quota() -> click.Command:
-    from fsclient.cli.quota_cmd import quota_
+    from fsclient.cli.volume.quota import quota_
 
     return quota_
 
 
 def _config() -> click.Command:
-    from fsclient.cli.config_cmd import config
+    from fsclient.cli.volume.config import config
 
     return config
 
 
 def _dump() -> click.Command:
-    from fsclient.cli.dump_cmd import dump
+    from fsclient.cli.volume.dump import dump
 
     return dump
 
 
 def _load() -> click.Command:
-    from fsclient.cli.dump_cmd import load
+    from fsclient.cli.volume.dump import load
 
     return load
 
 
 def _restore_meta() -> click.Command:
-    from fsclient.cli.restore_meta_cmd import restore_meta
+    from fsclient.cli.volume.restore_meta import restore_meta
 
     return restore_meta
 
 
 def _clone() -> click.Command:
-    from fsclient.cli.clone_cmd import clone
+    from fsclient.cli.mount.clone import clone
 
     return clone
 
 
 def _snapshot() -> click.Command:
-    from fsclient.cli.snapshot_cmd import snapshot
+    from fsclient.cli.mount.snapshot import snapshot
 
     return snapshot
 
 
 def _objbench() -> click.Command:
-    from fsclient.cli.objbench_cmd import objbench
+    from fsclient.cli.volume.objbench import objbench
 
     return objbench
 
 
 def _warmup() -> click.Command:
-    from fsclient.cli.warmup_cmd import warmup
+    from fsclient.cli.mount.warmup import warmup
 
     return warmup
 
@@ -269,7 +269,7 @@ def _asks_to_remount(arguments: Sequence[str]) -> bool:
 
 
 def _remount(mountpoint: str, options: Sequence[str]) -> int:
-    from fsclient.fuse.mount import remount
+    from fsclient.fuse.mount.mount import remount
 
     try:
         remount(mountpoint, options)
@@ -280,7 +280,7 @@ def _remount(mountpoint: str, options: Sequence[str]) -> int:
 
 def mount_helper() -> None:
     """`mount.slicefs META DIR [-o OPTIONS]`, which mount(8) runs for type slicefs."""
-    from fsclient.cli.helper import helper_arguments, remount_words
+    from fsclient.cli.options.helper import helper_arguments, remount_words
 
     hide_passwords(sys.argv)
     again = remount_words(sys.argv[1:])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta import schema
+from fsmeta.schema import keys
 from tests.cli.trees import snapshot
 from tests.faults.program import Volume, needs_mounts, slicefs, succeed, wait_until, without_waits
 from tests.faults.redis_server import DurableRedis
@@ -317,8 +317,8 @@ def test_mount_without_its_data(embedded: Volume) -> None:
 def test_a_volume_from_the_future(embedded: Volume) -> None:
     embedded.format()
     (embedded.base / "mnt").mkdir()
-    settings = {**schema.unpack_map(b"F", b"format", embedded.value(b"F", b"format"))}
-    embedded.set_value(b"F", b"format", schema.pack_map({**settings, "version": 99}))
+    settings = {**keys.unpack_map(b"F", b"format", embedded.value(b"F", b"format"))}
+    embedded.set_value(b"F", b"format", keys.pack_map({**settings, "version": 99}))
     for words in ("status {}", "fsck {}", "mount {} " + f"{embedded.base}/mnt"):
         refused(words.format(embedded.meta), "metadata version 99, .*: upgrade slicefs")
 

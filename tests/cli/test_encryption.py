@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.cli.key_options import NEW_PASSPHRASE, PASSPHRASE, RSA_KEY, RSA_PASSPHRASES
+from fsclient.cli.options.key_options import NEW_PASSPHRASE, PASSPHRASE, RSA_KEY, RSA_PASSPHRASES
 from tests.ceph_cluster import CephCluster
 from tests.cli.trees import snapshot
 from tests.faults.load import content

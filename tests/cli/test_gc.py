@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import pytest
 
-from fsclient.compactor import COMMITS_BEFORE_LOOK
-from fsdata.block_names import object_key
-from fsmeta.engine import Meta
+from fsclient.background.compactor import COMMITS_BEFORE_LOOK
+from fsdata.format.object_keys import object_key
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store_sqlite import SqliteStore
+from fsmeta.store.sqlite import SqliteStore
 from fsmeta.types import SliceId
 from tests.ceph_cluster import CephCluster
 from tests.faults.load import content

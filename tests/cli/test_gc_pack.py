@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fsclient.cli.gc_cmd import Packed
+from fsclient.cli.upkeep.gc import Packed
 from tests import waiting
 from tests.cli.test_gc import end_sessions
 from tests.faults.load import content

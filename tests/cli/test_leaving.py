@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.cli import umount_cmd
-from fsclient.leaving import left_by
+from fsclient.cli.mount import umount
+from fsclient.mount.exit_status import left_by
 from fsmeta.runtime import SystemRuntime
 from tests.faults.load import content
 from tests.faults.program import Volume, needs_mounts, wait_until
@@ -85,14 +85,14 @@ def waited(monkeypatch: pytest.MonkeyPatch, *left: int) -> int | None:
         assert process.stdout is not None
         process.stdout.readline()  # the first
         clock = Clock(process)
-        monkeypatch.setattr(umount_cmd, "UMOUNT_WAIT_S", 3 * STEP_S)
-        monkeypatch.setattr(umount_cmd, "SILENT_S", 0.0)
-        monkeypatch.setattr(umount_cmd, "LOOK_S", STEP_S)
-        monkeypatch.setattr(umount_cmd, "SystemRuntime", lambda: clock)
-        monkeypatch.setattr(umount_cmd, "_has_ended", clock.look)
+        monkeypatch.setattr(umount, "UMOUNT_WAIT_S", 3 * STEP_S)
+        monkeypatch.setattr(umount, "SILENT_S", 0.0)
+        monkeypatch.setattr(umount, "LOOK_S", STEP_S)
+        monkeypatch.setattr(umount, "SystemRuntime", lambda: clock)
+        monkeypatch.setattr(umount, "_has_ended", clock.look)
         pidfd = os.pidfd_open(process.pid)
         try:
-            return umount_cmd.await_stored(pidfd, process.pid)
+            return umount.await_stored(pidfd, process.pid)
         finally:
             os.close(pidfd)
             process.kill()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.obj_file import FileObjects
+from fsdata.objects.file import FileObjects
 from fsmeta.runtime import SystemRuntime
 from tests.conftest import LogWatch
 from tests.faults.program import Done, Volume, succeed, without_waits

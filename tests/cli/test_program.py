@@ -12,20 +12,20 @@ import click
 import pytest
 
 from fsclient.cli import main
-from fsclient.cli.helper import helper_arguments
-from fsclient.cli.info_cmd import LINES_MAX
-from fsclient.config import sqlite_path
-from fsclient.describe import INFO_XATTR, SLICES_A_PAGE
-from fsclient.sizes import format_size, parse_size
+from fsclient.cli.mount.info import LINES_MAX
+from fsclient.cli.options.helper import helper_arguments
+from fsclient.control.info_xattr import INFO_XATTR, SLICES_A_PAGE
+from fsclient.volume.metadata_url import sqlite_path
+from fsclient.volume.units import format_size, parse_size
+from fsmeta.store.url import shown_url
 from fsmeta.types import CHUNK_BYTES
-from fsmeta.urls import shown_url
 from tests.faults.program import SLICEFS, Volume, is_mounted, needs_mounts, slicefs, succeed
 
 
 def test_help_names_every_command_without_importing_them() -> None:
     code = (
         "import sys, fsclient.cli.main as m; m.run(['--help']); m.run(['umount', '--help']);"
-        "print([n for n in sys.modules if n.startswith(('redis', 'msgpack', 'fsclient.vfs'))])"
+        "print([n for n in sys.modules if n.startswith(('redis', 'msgpack', 'fsclient.vfs.vfs'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fsclient.cli.key_options import PASSPHRASE
-from fsmeta import schema
+from fsclient.cli.options.key_options import PASSPHRASE
+from fsmeta.schema import keys
 from tests.ceph_cluster import CephCluster
 from tests.faults.load import content
 from tests.faults.places import rados_place, s3_place
@@ -180,7 +180,7 @@ def test_repair_from_the_command_line(embedded: Volume) -> None:
     assert "the volume is used by 1 client(s)" in done.err
     mount.umount()
     assert succeed("fsck", embedded.meta, "--repair").splitlines()[-1] == "clean"
-    embedded.set_value(schema.USAGE, schema.SPACE, b"7")
+    embedded.set_value(keys.USAGE, keys.SPACE, b"7")
     assert slicefs("fsck", embedded.meta).code == 3
     said = succeed("fsck", embedded.meta, "--repair").splitlines()
     assert (said[0], said[-1]) == ("repaired: space was 7 and is 12288", "clean")

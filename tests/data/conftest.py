@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsdata import disk_cache_member
+from fsdata.disk_cache import member
 from tests.ceph_cluster import CephCluster
 from tests.data.world import World
 from tests.http_proxy import HttpProxy
@@ -15,8 +15,8 @@ from tests.http_proxy import HttpProxy
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has other work to do is no cache disk that is slow or hangs."""
-    monkeypatch.setattr(disk_cache_member, "SLOW_S", 120.0)
-    monkeypatch.setattr(disk_cache_member, "HUNG_S", 120.0)
+    monkeypatch.setattr(member, "SLOW_S", 120.0)
+    monkeypatch.setattr(member, "HUNG_S", 120.0)
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fsdata.blocks import BlockStore
-from fsdata.budget import BUFFER_BYTES_MIN, Budget
-from fsdata.codec import Codec
-from fsdata.disk_cache import CachePolicy, DiskCache
-from fsdata.disk_cache_disk import Disk, DiskLimits
-from fsdata.disk_cache_files import CacheFiles, OsFiles
-from fsdata.disk_cache_place import ID_FILE, ID_MAGIC
-from fsdata.mem_cache import MemCache
-from fsdata.obj_mem import MemObjects
+from fsdata.blocks.blocks import BlockStore
+from fsdata.disk_cache.cache import CachePolicy, DiskCache
+from fsdata.disk_cache.directory import ID_FILE, ID_MAGIC
+from fsdata.disk_cache.disk import Disk, DiskLimits
+from fsdata.disk_cache.file_io import CacheFiles, OsFiles
+from fsdata.format.block_v1 import Codec
+from fsdata.objects.mem import MemObjects
+from fsdata.resources.block_cache import MemCache
+from fsdata.resources.memory_budget import BUFFER_BYTES_MIN, Budget
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.types import SliceId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from errno import ENOSPC
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range, fill
+from fsdata.objects.contract import Buffer, ObjectInfo, ObjectStore, Range, fill
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import Event, Runtime
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pytest
 
-from fsdata.obj_rados import RadosObjects, RadosSettings
-from fsdata.obj_s3 import S3Objects, S3Settings
-from fsdata.obj_s3_http import Timeouts
-from fsdata.obj_s3_keys import S3Account
+from fsdata.objects.rados.rados import RadosObjects, RadosSettings
+from fsdata.objects.s3.credentials import S3Account
+from fsdata.objects.s3.http import Timeouts
+from fsdata.objects.s3.s3 import S3Objects, S3Settings
 from fsmeta.runtime import Runtime, SystemRuntime
 from tests.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster
 

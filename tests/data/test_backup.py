@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import backup
-from fsclient.backup import Backups, BackupSource, backups, chosen, kept
-from fsclient.verify_backups import verify_backups
-from fsdata.codec import decode
-from fsdata.obj_mem import MemObjects
-from fsdata.objects import Buffer, ObjectStore
-from fsdata.seal import Sealer
-from fsdata.wrap_shards import Sharded, hashed
-from fsmeta import dump as dumps
-from fsmeta.engine import Meta
+from fsclient.background import backup
+from fsclient.background.backup import Backups, BackupSource, backups, chosen, kept
+from fsclient.upkeep.verify_backups import verify_backups
+from fsdata.format.block_v1 import decode
+from fsdata.format.encryption import Sealer
+from fsdata.objects.contract import Buffer, ObjectStore
+from fsdata.objects.mem import MemObjects
+from fsdata.objects.shards import Sharded, hashed
+from fsmeta.admin import dump as dumps
 from fsmeta.errors import ConfigError, ObjectDamaged, Unavailable
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import ROOT_CALLER, ROOT_INO
 from tests.conftest import LogWatch, assert_clean

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fsdata.blocks import BlockStore
-from fsdata.codec import head_bytes
+from fsdata.blocks.blocks import BlockStore
+from fsdata.format.block_v1 import head_bytes
 from fsmeta.errors import ObjectDamaged
 from fsmeta.types import FRAME_BYTES, FRAME_BYTES_MAX, FRAME_BYTES_MIN, SliceId
 from tests.data.test_blocks import BLOCK, DATA, HEAD, ONE, RUNTIME, Store

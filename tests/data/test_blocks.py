@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fsdata import ranges as ranges_module
-from fsdata.block_names import object_key, parse_key
-from fsdata.blocks import BlockStore
-from fsdata.budget import Budget
-from fsdata.codec import Codec, head_bytes
-from fsdata.mem_cache import MemCache
-from fsdata.obj_mem import MemObjects
+from fsdata.blocks import fetch_range as ranges_module
+from fsdata.blocks.blocks import BlockStore
+from fsdata.format.block_v1 import Codec, head_bytes
+from fsdata.format.object_keys import object_key, parse_key
+from fsdata.objects.mem import MemObjects
+from fsdata.resources.block_cache import MemCache
+from fsdata.resources.memory_budget import Budget
 from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError, Unavailable
 from fsmeta.runtime import Event, Runtime, SystemRuntime
 from fsmeta.types import FRAME_BYTES, SliceId
@@ -153,7 +152,7 @@ def test_c3_the_pages_of_a_frame_are_fetched_once() -> None:
 
 
 def test_c3_pieces_of_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsdata.mem_cache.PIECES_BYTES_MAX", 3 * FRAME_BYTES)
+    monkeypatch.setattr("fsdata.resources.block_cache.PIECES_BYTES_MAX", 3 * FRAME_BYTES)
     store = Store()
     before = store.cache.stats().bytes
     for at in (*range(0, 7 * FRAME_BYTES, FRAME_BYTES), 6 * FRAME_BYTES + 4096):

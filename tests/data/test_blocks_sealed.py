@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from fsdata.block_names import object_key
-from fsdata.blocks import BlockStore
-from fsdata.budget import Budget
-from fsdata.codec import Codec
-from fsdata.mem_cache import MemCache
-from fsdata.obj_mem import MemObjects
-from fsdata.seal import Sealer
-from fsdata.units import UNIT_BYTES
+from fsdata.blocks.blocks import BlockStore
+from fsdata.format.block_v1 import Codec
+from fsdata.format.block_v2 import UNIT_BYTES
+from fsdata.format.encryption import Sealer
+from fsdata.format.object_keys import object_key
+from fsdata.objects.mem import MemObjects
+from fsdata.resources.block_cache import MemCache
+from fsdata.resources.memory_budget import Budget
 from fsmeta.errors import ObjectDamaged
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SliceId

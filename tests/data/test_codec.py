@@ -7,10 +7,9 @@ from struct import Struct
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fsdata.codec import (
+from fsdata.format.block_v1 import (
     Codec,
     decode,
     decode_range,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from fsdata.compact import rewrite
-from fsdata.geometry import HOLE_MIN_BYTES, HOLES_MAX, should_compact
+from fsdata.files.compact import rewrite
+from fsdata.format.geometry import HOLE_MIN_BYTES, HOLES_MAX, should_compact
 from fsmeta.slices import covered, resolve
 from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId, SliceKind
 from tests.data.test_reader import store

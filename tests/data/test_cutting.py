@@ -6,8 +6,8 @@ from errno import EDQUOT, ENOSPC
 
 import pytest
 
-from fsdata.codec import Codec
-from fsdata.writer import FileWriter
+from fsdata.files.writer import FileWriter
+from fsdata.format.block_v1 import Codec
 from fsmeta.errors import Unavailable
 from fsmeta.types import Ino
 from tests.data.world import BLOCK, World, pattern

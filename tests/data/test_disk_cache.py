@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.block_names import object_key
-from fsdata.codec import Codec
-from fsdata.disk_cache import CachePolicy
-from fsdata.disk_cache_disk import DiskLimits
-from fsdata.obj_mem import MemObjects
-from fsdata.pool import WorkerPool
-from fsdata.prefetch import Prefetcher
-from fsdata.reader import FileReader
+from fsdata.disk_cache.cache import CachePolicy
+from fsdata.disk_cache.disk import DiskLimits
+from fsdata.files.prefetch import Prefetcher
+from fsdata.files.reader import FileReader
+from fsdata.format.block_v1 import Codec
+from fsdata.format.object_keys import object_key
+from fsdata.objects.mem import MemObjects
+from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import ObjectDamaged
 from fsmeta.types import FRAME_BYTES, Slice, SliceId
 from tests.conftest import LogWatch
@@ -218,7 +218,7 @@ def test_a_copy_older_than_a_put_goes(world: CacheWorld) -> None:
 
 
 def _encoded(data: bytes) -> list[bytes | bytearray | memoryview]:
-    from fsdata.codec import encode
+    from fsdata.format.block_v1 import encode
 
     return encode((data,))
 

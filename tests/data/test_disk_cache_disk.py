@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fsdata.disk_cache_disk import OPEN_MAX, Disk, DiskLimits
-from fsdata.disk_cache_files import OsFiles, Space
-from fsdata.disk_cache_format import BadFile
-from fsdata.disk_cache_place import TMP_AGE_NS
+from fsdata.disk_cache.directory import TMP_AGE_NS
+from fsdata.disk_cache.disk import OPEN_MAX, Disk, DiskLimits
+from fsdata.disk_cache.file_io import OsFiles, Space
+from fsdata.disk_cache.format import BadFile
 from tests.data.disk_world import MIB, RUNTIME, cache_files, pattern, used_bytes
 from tests.processes import descriptors
 

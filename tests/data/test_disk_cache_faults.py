@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.filesystem import Opened
-from fsdata import disk_cache_health, disk_cache_member
-from fsdata.disk_cache_disk import DiskLimits
-from fsdata.disk_cache_format import BadFile
-from fsdata.disk_cache_health import ERRORS_MAX, PROBE_S_MAX, PROBES_GOOD, Health
+from fsclient.kernel.contract import Opened
+from fsdata.disk_cache import health as disk_cache_health, member
+from fsdata.disk_cache.disk import DiskLimits
+from fsdata.disk_cache.format import BadFile
+from fsdata.disk_cache.health import ERRORS_MAX, PROBE_S_MAX, PROBES_GOOD, Health
 from fsmeta.runtime import SystemRuntime
 from tests.conftest import LogWatch
 from tests.data.disk_world import MIB, CacheWorld, cache_files, name_disks, wait_for
@@ -36,8 +36,8 @@ BACK = "cache disk .* is used again"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the keeper does after seconds it does after hundredths; it counts only what is back."""
-    monkeypatch.setattr(disk_cache_member, "FIRST_ROUND_S", 1e6)
-    monkeypatch.setattr(disk_cache_member, "LOOK_S", 0.05)
+    monkeypatch.setattr(member, "FIRST_ROUND_S", 1e6)
+    monkeypatch.setattr(member, "LOOK_S", 0.05)
     monkeypatch.setattr(disk_cache_health, "PROBE_S", 0.05)
     monkeypatch.setattr(disk_cache_health, "PROBE_S_MAX", 0.1)
     monkeypatch.setattr(disk_cache_health, "PAUSE_S", 0.3)
@@ -329,7 +329,7 @@ class TestFuse:
     def disk(self, monkeypatch: pytest.MonkeyPatch) -> RamFS:
         fs = RamFS()
         # it says that a file system should not answer EIO; this one is told to
-        monkeypatch.setattr(logging.getLogger("fsclient.fuse.dispatch"), "disabled", True)
+        monkeypatch.setattr(logging.getLogger("fsclient.fuse.dispatch.dispatch"), "disabled", True)
         fs.opened = Opened(0, direct_io=True)
         return fs
 
@@ -390,7 +390,7 @@ class TestFuse:
             world = CacheWorld([tmp_path / "mnt" / "cache"]).start()
             fill(world)
             world.cache._store_s = 0.0  # the machine may have held it up
-            monkeypatch.setattr(disk_cache_member, "SLOW_S", 0.2)
+            monkeypatch.setattr(member, "SLOW_S", 0.2)
             with without_probes(disk):
                 disk.hooks["read"] = lambda: time.sleep(0.3)
                 assert all_right(world)
@@ -412,7 +412,7 @@ class TestFuse:
         with serving(disk, tmp_path / "mnt"):
             world = CacheWorld([tmp_path / "mnt" / "cache"]).start()
             fill(world)
-            monkeypatch.setattr(disk_cache_member, "HUNG_S", 0.5)
+            monkeypatch.setattr(member, "HUNG_S", 0.5)
             disk.hooks["read"] = lambda: (free.wait(120), None)[1]
             done: list[bool] = []
             victim = runtime.spawn("victim", lambda: done.append(world.right(1)))
@@ -437,7 +437,7 @@ class TestFuse:
     ) -> None:
         """The writer is left behind with what it writes, and all others end."""
         log_watch.expect(f"{ASIDE}|{SUSPECT}|{BACK}|hangs: its writers are left behind")
-        monkeypatch.setattr(disk_cache_member, "CLOSE_S", 0.5)
+        monkeypatch.setattr(member, "CLOSE_S", 0.5)
         free = SystemRuntime().event()
         hung = SystemRuntime().event()
 

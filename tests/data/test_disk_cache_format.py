@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fsdata.disk_cache_format import (
+from fsdata.disk_cache.format import (
     ALIGN,
     EXTENTS_MAX,
     HEAD_BYTES,

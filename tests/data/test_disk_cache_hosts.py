@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.filesystem import Buffer, Opened
-from fsdata import disk_cache_member
-from fsdata.block_names import object_key
-from fsdata.disk_cache_disk import SLACK_SHARE, DiskLimits
+from fsclient.kernel.contract import Buffer, Opened
+from fsdata.disk_cache import member
+from fsdata.disk_cache.disk import SLACK_SHARE, DiskLimits
+from fsdata.format.object_keys import object_key
 from fsmeta.types import Caller, Ino, SliceId
 from tests.data.disk_world import MIB, CacheWorld, cache_files, used_bytes, wait_for
 from tests.fuse.mounting import needs_root_and_fuse, serving
@@ -104,9 +104,9 @@ def test_c1_two_hosts_read_and_evict_at_once(
     assert cache_files(root)
     # writes under way, and what both believed to be room at one moment
     assert used_bytes(root) <= 2 * CAPACITY
-    monkeypatch.setattr(disk_cache_member, "FIRST_ROUND_S", 0.0)
-    monkeypatch.setattr(disk_cache_member, "LOOK_S", 0.05)
-    monkeypatch.setattr(disk_cache_member, "STEP_S", 0.0)
+    monkeypatch.setattr(member, "FIRST_ROUND_S", 0.0)
+    monkeypatch.setattr(member, "LOOK_S", 0.05)
+    monkeypatch.setattr(member, "STEP_S", 0.0)
     hosts[0].start()
     disk = hosts[0].disks[0]
     wait_for(lambda: counted(used_bytes(root), hosts[0]), 100)

@@ -8,14 +8,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fsdata import disk_cache_usage
-from fsdata.block_names import object_key
-from fsdata.disk_cache_disk import DiskLimits
-from fsdata.obj_mem import MemObjects
+from fsdata.disk_cache import usage
+from fsdata.disk_cache.disk import DiskLimits
+from fsdata.format.object_keys import object_key
+from fsdata.objects.mem import MemObjects
 from fsmeta.types import SliceId
 from tests.data.disk_world import (
     BLOCK,
@@ -117,7 +116,7 @@ class Machine(RuleBasedStateMachine):
         self._settle()
         (self.base / name / "volume/usage").unlink(missing_ok=True)
         for disk in (disk for world in self.worlds for disk in world.disks):
-            for shard in range(disk_cache_usage.SHARDS):
+            for shard in range(usage.SHARDS):
                 disk.look_through(shard)
 
     @invariant()
@@ -140,7 +139,7 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _few_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_cache_usage, "SHARDS", 4)
+    monkeypatch.setattr(usage, "SHARDS", 4)
 
 
 @pytest.mark.usefixtures("_few_shards", "_expect_suspects")

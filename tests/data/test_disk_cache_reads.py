@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.blocks import STEP_BYTES
-from fsdata.codec import Codec
-from fsdata.disk_cache_files import CacheFile, OsFile, OsFiles
+from fsdata.blocks.blocks import STEP_BYTES
+from fsdata.disk_cache.file_io import CacheFile, OsFile, OsFiles
+from fsdata.format.block_v1 import Codec
 from fsmeta.runtime import Event, SystemRuntime
 from fsmeta.types import FRAME_BYTES, SliceId
 from tests.conftest import LogWatch

@@ -11,11 +11,11 @@ from typing import Any
 
 from crc32c import crc32c
 
-from fsdata import disk_cache_member
-from fsdata.block_names import object_key
-from fsdata.disk_cache_disk import DiskLimits
-from fsdata.disk_cache_format import pack_whole
-from fsdata.disk_cache_usage import SHARDS
+from fsdata.disk_cache import member
+from fsdata.disk_cache.disk import DiskLimits
+from fsdata.disk_cache.format import pack_whole
+from fsdata.disk_cache.usage import SHARDS
+from fsdata.format.object_keys import object_key
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SliceId
 from tests.data.disk_world import CacheWorld, wait_for
@@ -55,9 +55,9 @@ def memory() -> int:
 
 def live(root: str) -> dict[str, float]:
     """A mount's cache from its start on: count, read, and make room for more. Runs by itself."""
-    disk_cache_member.FIRST_ROUND_S = 0.0  # type: ignore[misc]
-    disk_cache_member.STEP_S = 0.0  # type: ignore[misc]
-    disk_cache_member.LOOK_S = 0.1  # type: ignore[misc]
+    member.FIRST_ROUND_S = 0.0  # type: ignore[misc]
+    member.STEP_S = 0.0  # type: ignore[misc]
+    member.LOOK_S = 0.1  # type: ignore[misc]
     capacity = COPIES * PAGE * 98 // 100
     world = CacheWorld([Path(root)], DiskLimits(capacity, free_ratio=0), VOLUME)
     runtime = SystemRuntime()

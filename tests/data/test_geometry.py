@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fsdata.geometry import COMPACT_SLICES, block_ranges, chunk_ranges, should_compact
+from fsdata.format.geometry import COMPACT_SLICES, block_ranges, chunk_ranges, should_compact
 from fsmeta.slices import Segment, covered, resolve
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId, SliceKind
 

@@ -6,7 +6,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from fsdata.key_wrap import KEY_BYTES, Passphrase, RsaKey, new_key, unwrap, wrap
+from fsdata.format.key_wrap import KEY_BYTES, Passphrase, RsaKey, new_key, unwrap, wrap
 from fsmeta.errors import ConfigError
 
 UUID, OTHER = "5f0e8a8e-0000-4000-8000-000000000001", "5f0e8a8e-0000-4000-8000-000000000002"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fsdata.budget import AHEAD_SHARE, BUFFER_BYTES_MIN, WAIT_S_MAX, Budget
-from fsdata.mem_cache import BEHIND_BYTES_MAX, SMALL_SHARE, SPARES_MAX, MemCache
+from fsdata.resources.block_cache import BEHIND_BYTES_MAX, SMALL_SHARE, SPARES_MAX, MemCache
+from fsdata.resources.memory_budget import AHEAD_SHARE, BUFFER_BYTES_MIN, WAIT_S_MAX, Budget
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SliceId

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from fsdata.codec import Codec
+from fsdata.format.block_v1 import Codec
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId, SliceKind

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.objbench import Sizes, functional, measure, tidied
-from fsdata.obj_mem import MemObjects
-from fsdata.objects import Buffer, ObjectStore
+from fsclient.upkeep.objbench import Sizes, functional, measure, tidied
+from fsdata.objects.contract import Buffer, ObjectStore
+from fsdata.objects.mem import MemObjects
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fsdata import obj_file
-from fsdata.obj_file import TMP_AGE_NS, TMP_DIR, FileObjects, _write_all
-from fsdata.obj_mem import MemObjects
-from fsdata.objects import Buffer, ObjectInfo, check_usable
-from fsdata.wrap import Backoff, Metered, Retrying
+from fsdata.objects import file as obj_file
+from fsdata.objects.contract import Buffer, ObjectInfo, check_usable
+from fsdata.objects.file import TMP_AGE_NS, TMP_DIR, FileObjects, _write_all
+from fsdata.objects.mem import MemObjects
+from fsdata.objects.wrappers import Backoff, Metered, Retrying
 from fsmeta.errors import ConfigError, ObjectMissing, Refused, Unavailable
 from fsmeta.runtime import Event, SystemRuntime
 from tests.conftest import LogWatch

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.obj_file import FileObjects
-from fsdata.obj_mem import MemObjects
-from fsdata.obj_rados import RadosObjects
-from fsdata.obj_s3 import S3Objects
-from fsdata.objects import ObjectStore, check_usable
-from fsdata.wrap import Metered, Prefixed, Retrying
-from fsdata.wrap_pace import Adaptive, Limited
-from fsdata.wrap_shards import Sharded, hashed
+from fsdata.objects.contract import ObjectStore, check_usable
+from fsdata.objects.file import FileObjects
+from fsdata.objects.mem import MemObjects
+from fsdata.objects.rados.rados import RadosObjects
+from fsdata.objects.rate_limit import Adaptive, Limited
+from fsdata.objects.s3.s3 import S3Objects
+from fsdata.objects.shards import Sharded, hashed
+from fsdata.objects.wrappers import Metered, Prefixed, Retrying
 from fsmeta.errors import ObjectMissing, StoreError
 from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import CephCluster

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.object_stores import Pacing, stacked
-from fsdata.blocks import BlockStore
-from fsdata.budget import Budget
-from fsdata.codec import head_bytes
-from fsdata.mem_cache import MemCache
-from fsdata.obj_rados import PUT_BYTES_MAX, READ_BYTES, RadosObjects, RadosSettings
-from fsdata.objects import ObjectStore
+from fsclient.volume.object_stores import Pacing, stacked
+from fsdata.blocks.blocks import BlockStore
+from fsdata.format.block_v1 import head_bytes
+from fsdata.objects.contract import ObjectStore
+from fsdata.objects.rados.rados import PUT_BYTES_MAX, READ_BYTES, RadosObjects, RadosSettings
+from fsdata.resources.block_cache import MemCache
+from fsdata.resources.memory_budget import Budget
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import BLOCK_BYTES_MAX, FRAME_BYTES, SliceId
@@ -65,7 +65,7 @@ def test_settings_that_are_wrong_are_named(ceph: CephCluster, tmp_path: Path) ->
 
 def test_without_librados_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rados", None)
-    monkeypatch.setattr("fsdata.rados_binding._PLACES", ())
+    monkeypatch.setattr("fsdata.objects.rados.binding._PLACES", ())
     with pytest.raises(ConfigError, match="apt-get install python3-rados"):
         RadosObjects(RUNTIME, RadosSettings("pool", "name"))
 

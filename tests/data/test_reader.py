@@ -7,10 +7,7 @@ import random
 
 import pytest
 
-from fsdata.epoch import ReadEpoch
-from fsdata.pool import WorkerPool
-from fsdata.reader import ZEROS_BYTES, FileReader
-from fsdata.window import (
+from fsdata.files.readahead import (
     FROM_START_BYTES,
     LEAPS_MIN,
     STREAM_BYTES_MAX,
@@ -19,6 +16,9 @@ from fsdata.window import (
     WINDOW_BYTES_MIN,
     Window,
 )
+from fsdata.files.reader import ZEROS_BYTES, FileReader
+from fsdata.resources.read_epoch import ReadEpoch
+from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import SystemRuntime
 from fsmeta.slices import View

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from itertools import accumulate
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fsdata.runs import (
+from fsdata.files.random_readahead import (
     KNOWN_MIN,
     LEARNING_BYTES,
     MORE_BYTES_MAX,

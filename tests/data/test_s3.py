@@ -20,12 +20,12 @@ from botocore import auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from fsdata.obj_s3 import S3Objects, S3Settings
-from fsdata.obj_s3_errors import parse_refusal, translate
-from fsdata.obj_s3_http import IDLE_AGE_S
-from fsdata.obj_s3_keys import S3Account, bucket_url, new_client, new_session
-from fsdata.obj_s3_sign import AccessKey, Signer, query_string, quoted
-from fsdata.objects import Throttled, check_usable
+from fsdata.objects.contract import Throttled, check_usable
+from fsdata.objects.s3.credentials import S3Account, bucket_url, new_client, new_session
+from fsdata.objects.s3.errors import parse_refusal, translate
+from fsdata.objects.s3.http import IDLE_AGE_S
+from fsdata.objects.s3.s3 import S3Objects, S3Settings
+from fsdata.objects.s3.sigv4 import AccessKey, Signer, query_string, quoted
 from fsmeta.errors import ConfigError, ObjectMissing, Refused, Unavailable
 from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster

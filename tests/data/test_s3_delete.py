@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.obj_s3 import DELETES_TOGETHER, S3Objects
-from fsdata.obj_s3_http import Answer, HttpPool
-from fsdata.objects import Throttled
+from fsdata.objects.contract import Throttled
+from fsdata.objects.s3.http import Answer, HttpPool
+from fsdata.objects.s3.s3 import DELETES_TOGETHER, S3Objects
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import CephCluster

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import pytest
 
-from fsclient.object_stores import Pacing, Stack, stacked
-from fsdata.blocks import BlockStore
-from fsdata.budget import Budget
-from fsdata.codec import head_bytes
-from fsdata.mem_cache import MemCache
-from fsdata.obj_s3 import S3Objects
-from fsdata.obj_s3_http import Timeouts
-from fsdata.objects import Throttled, check_usable
+from fsclient.volume.object_stores import Pacing, Stack, stacked
+from fsdata.blocks.blocks import BlockStore
+from fsdata.format.block_v1 import head_bytes
+from fsdata.objects.contract import Throttled, check_usable
+from fsdata.objects.s3.http import Timeouts
+from fsdata.objects.s3.s3 import S3Objects
+from fsdata.resources.block_cache import MemCache
+from fsdata.resources.memory_budget import Budget
 from fsmeta.errors import ConfigError, ObjectDamaged, Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import FRAME_BYTES, SliceId

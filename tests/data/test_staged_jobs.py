@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fsdata import staged_small
-from fsdata.obj_mem import MemObjects
-from fsdata.obj_staged import StagedObjects
-from fsdata.staged_jobs import THREADS
-from fsdata.staging_data import StagingData
-from fsdata.staging_disk import DirectoryDisk
+from fsdata.objects.mem import MemObjects
+from fsdata.staging import coalesce
+from fsdata.staging.data_segments import StagingData
+from fsdata.staging.disk import DirectoryDisk
+from fsdata.staging.staged_objects import StagedObjects
+from fsdata.staging.upload_scheduler import THREADS
 from fsmeta.runtime import Condition, Lock, SystemRuntime
 from tests.waiting import wait_until
 
@@ -98,7 +98,7 @@ def staged(tmp_path: Path, runtime: Counting, groups: Groups) -> Iterator[Staged
 def test_w3_small_objects_do_not_wake_everybody(
     staged: StagedObjects, runtime: Counting, groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_small, "LINGER_S", 10 * SOON_S)  # else slow puts make more groups
+    monkeypatch.setattr(coalesce, "LINGER_S", 10 * SOON_S)  # else slow puts make more groups
     before = runtime.waits
     for number in range(GROUPS * ROOM):
         staged.put(f"small/{number}", [b"x" * 100])
@@ -111,7 +111,7 @@ def test_w3_a_full_group_waits_for_nobody_else(
     staged: StagedObjects, groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever keeps the time is told, not one of those who would rest again."""
-    monkeypatch.setattr(staged_small, "LINGER_S", 10 * SOON_S)
+    monkeypatch.setattr(coalesce, "LINGER_S", 10 * SOON_S)
     staged.put("small/first", [b"x"])
     wait_until(lambda: staged._jobs._timed)
     for number in range(ROOM):
@@ -143,7 +143,7 @@ def test_w3_time_is_kept_while_an_upload_takes_long(
 def test_w3_an_object_alone_does_not_wait_for_who_keeps_the_time(
     staged: StagedObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_small, "LINGER_S", 10 * SOON_S)
+    monkeypatch.setattr(coalesce, "LINGER_S", 10 * SOON_S)
     staged.put("small/first", [b"x"])
     wait_until(lambda: staged._jobs._timed)
     for number in range(2 * THREADS):

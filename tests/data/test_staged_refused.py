@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fsdata import obj_staged
-from fsdata.obj_mem import MemObjects
-from fsdata.obj_staged import StagedObjects
-from fsdata.objects import Buffer
-from fsdata.staged_jobs import PAUSE_MAX_S, THREADS
-from fsdata.staging_data import StagingData
-from fsdata.staging_disk import DirectoryDisk
+from fsdata.objects.contract import Buffer
+from fsdata.objects.mem import MemObjects
+from fsdata.staging import staged_objects
+from fsdata.staging.data_segments import StagingData
+from fsdata.staging.disk import DirectoryDisk
+from fsdata.staging.staged_objects import StagedObjects
+from fsdata.staging.upload_scheduler import PAUSE_MAX_S, THREADS
 from fsmeta.errors import Unavailable
 from tests.conftest import LogWatch
 from tests.sim.harness import simulate
@@ -157,7 +157,7 @@ def test_w2_one_object_is_offered_again_and_again(
 
     with caplog.at_level("INFO"):
         run(body)
-    ours = [record for record in caplog.records if record.name == obj_staged.__name__]
+    ours = [record for record in caplog.records if record.name == staged_objects.__name__]
     assert [record.message for record in ours] == [
         "uploads wait for the object store: refused",
         "the object store takes uploads again",

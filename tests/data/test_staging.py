@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fsdata import staging_data, staging_log
-from fsdata.obj_mem import MemObjects
-from fsdata.obj_staged import StagedObjects
-from fsdata.objects import Buffer
-from fsdata.staging_data import SEGMENT_BYTES, StagingData
-from fsdata.staging_disk import DirectoryDisk
-from fsdata.staging_log import StagingLog, recover
+from fsdata.objects.contract import Buffer
+from fsdata.objects.mem import MemObjects
+from fsdata.staging import data_segments, journal
+from fsdata.staging.data_segments import SEGMENT_BYTES, StagingData
+from fsdata.staging.disk import DirectoryDisk
+from fsdata.staging.journal import StagingLog, recover
+from fsdata.staging.staged_objects import StagedObjects
 from fsmeta.errors import ObjectDamaged, Unavailable
 from fsmeta.runtime import SystemRuntime
 from tests.conftest import LogWatch
@@ -145,7 +145,7 @@ def test_flipped_bits_leave_a_prefix(
 def test_files_go_when_all_in_them_is_published(
     disk: DirectoryDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging_log, "FILE_BYTES", 500)
+    monkeypatch.setattr(journal, "FILE_BYTES", 500)
     log = write_log(disk, ENTRIES)
     files = len(disk.names())
     assert files > 3
@@ -225,7 +225,7 @@ def test_segments_are_written_over(
     disk: DirectoryDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing of what was in one before is taken for what is there now."""
-    monkeypatch.setattr(staging_data, "SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(data_segments, "SEGMENT_BYTES", 1000)
     data = StagingData(RUNTIME, disk)
     data.spare_bytes = 2000
     old = [data.put([bytes([number]) * 900]) for number in range(4)]
@@ -254,11 +254,11 @@ def test_segments_are_written_over(
 def test_w4_what_the_disk_holds_is_counted_as_it_comes_and_goes(
     disk: DirectoryDisk, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging_data, "SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(data_segments, "SEGMENT_BYTES", 1000)
     data = StagingData(RUNTIME, disk)
     data.spare_bytes = 5000
     dice = random.Random(seed)
-    spots: list[staging_data.Spot] = []
+    spots: list[data_segments.Spot] = []
     for _ in range(500):
         if spots and dice.random() < 0.5:
             data.release(spots.pop(dice.randrange(len(spots))).segment)
@@ -274,7 +274,7 @@ def test_w4_what_the_disk_holds_is_counted_as_it_comes_and_goes(
     assert data.used() == 0
     assert disk.names() == []
     later = StagingData(RUNTIME, disk)
-    later.adopt(staging_data.Spot(7, 30, 12, 0))
+    later.adopt(data_segments.Spot(7, 30, 12, 0))
     assert later.used() == 42
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from fsdata import staging_data
-from fsdata.objects import Buffer
-from fsdata.staging_data import StagingData
-from fsdata.staging_disk import OPEN_MAX, DirectoryDisk
-from fsdata.staging_log import StagingLog, recover
+from fsdata.objects.contract import Buffer
+from fsdata.staging import data_segments
+from fsdata.staging.data_segments import StagingData
+from fsdata.staging.disk import OPEN_MAX, DirectoryDisk
+from fsdata.staging.journal import StagingLog, recover
 from fsmeta.runtime import SystemRuntime
 
 RUNTIME = SystemRuntime()
@@ -135,7 +135,7 @@ def test_w4_staged_segments_do_not_each_keep_a_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each did: with 60 GiB staged no file could be opened any more, and uploads never went on."""
-    monkeypatch.setattr(staging_data, "SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(data_segments, "SEGMENT_BYTES", 1000)
     disk = DirectoryDisk(RUNTIME, str(tmp_path))
     data = StagingData(RUNTIME, disk)
     spots = []

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fsdata.codec import (
+from fsdata.format.block_v1 import (
     Codec,
     Opener,
     UnitHead,
@@ -19,8 +18,8 @@ from fsdata.codec import (
     head_need,
     parse_head,
 )
-from fsdata.seal import KEY_BYTES, BlockCipher, Sealer
-from fsdata.units import UNIT_BYTES, Buffer, units_front_bytes
+from fsdata.format.block_v2 import UNIT_BYTES, Buffer, units_front_bytes
+from fsdata.format.encryption import KEY_BYTES, BlockCipher, Sealer
 from fsmeta.errors import ObjectDamaged
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SliceId

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from fsdata.budget import Budget
-from fsdata.pool import WorkerPool
-from fsdata.uploads import FAR_UPLOADS, UPLOAD_THREADS, WHOLE_BYTES, Flow, UploadPool
+from fsdata.files.upload_pool import FAR_UPLOADS, UPLOAD_THREADS, WHOLE_BYTES, Flow, UploadPool
+from fsdata.resources.memory_budget import Budget
+from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.runtime import Runtime, SystemRuntime
 from tests.sim.harness import simulate
 from tests.sim.scheduler import SimRuntime

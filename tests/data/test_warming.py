@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.block_names import object_key
-from fsdata.codec import Codec
-from fsdata.disk_cache import CachePolicy, Copy, Fill
-from fsdata.disk_cache_disk import DiskLimits
-from fsdata.disk_cache_files import CacheFile, OsFiles
-from fsdata.objects import Buffer
-from fsdata.warming import SHARE, Wanted, Warming
+from fsdata.blocks.warmup import SHARE, Wanted, Warming
+from fsdata.disk_cache.cache import CachePolicy, Copy, Fill
+from fsdata.disk_cache.disk import DiskLimits
+from fsdata.disk_cache.file_io import CacheFile, OsFiles
+from fsdata.format.block_v1 import Codec
+from fsdata.format.object_keys import object_key
+from fsdata.objects.contract import Buffer
 from fsmeta.errors import ObjectDamaged, ObjectMissing
 from fsmeta.types import FRAME_BYTES, SliceId
 from tests.data.disk_world import BLOCK, MIB, RUNTIME, CacheWorld, cache_files, pattern, wait_for

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.budget import BUFFER_BYTES_MIN
-from fsdata.disk_cache import CachePolicy
-from fsdata.disk_cache_disk import DiskLimits
-from fsdata.whole_blocks import CALM_S, WAITING_MAX, WholeBlocks
+from fsdata.blocks.promote import CALM_S, WAITING_MAX, WholeBlocks
+from fsdata.disk_cache.cache import CachePolicy
+from fsdata.disk_cache.disk import DiskLimits
+from fsdata.resources.memory_budget import BUFFER_BYTES_MIN
 from fsmeta.errors import Unavailable
 from fsmeta.types import FRAME_BYTES, SliceId
 from tests.data.disk_world import BLOCK, MIB, RUNTIME, CacheWorld, pattern, wait_for

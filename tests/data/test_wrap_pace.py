@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fsdata.obj_mem import MemObjects
-from fsdata.objects import NoPlace, Throttled
-from fsdata.wrap import Backoff, Retrying
-from fsdata.wrap_pace import Adaptive, Limited
-from fsdata.wrap_shards import HASH_PREFIXES, Sharded, hashed
+from fsdata.objects.contract import NoPlace, Throttled
+from fsdata.objects.mem import MemObjects
+from fsdata.objects.rate_limit import Adaptive, Limited
+from fsdata.objects.shards import HASH_PREFIXES, Sharded, hashed
+from fsdata.objects.wrappers import Backoff, Retrying
 from fsmeta.errors import ObjectMissing, Unavailable
 from fsmeta.runtime import Runtime, SystemRuntime
 from tests.data.faults import FaultyObjects, unavailable

@@ -7,10 +7,9 @@ from errno import ENOSPC
 
 import pytest
 
-from fsdata.budget import BUFFER_BYTES_MIN
-from fsdata.pending import State
-from fsdata.uploads import UploadPool
-from fsdata.writer import (
+from fsdata.files.upload_pool import UploadPool
+from fsdata.files.write_buffer import State
+from fsdata.files.writer import (
     COMMIT_BYTES,
     COMMIT_RECORDS,
     OPEN_MAX,
@@ -18,6 +17,7 @@ from fsdata.writer import (
     SLICE_BYTES,
     FileWriter,
 )
+from fsdata.resources.memory_budget import BUFFER_BYTES_MIN
 from fsmeta.errors import StoreError, Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import CHUNK_BYTES, Ino, Slice
@@ -444,7 +444,7 @@ def test_c4_a_pending_slice_takes_no_more_than_what_is_counted(world: World) -> 
 def test_c4_where_slices_take_all_memory_they_are_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fsdata.writer.SLICE_BYTES", BUFFER_BYTES_MIN // 40)
+    monkeypatch.setattr("fsdata.files.writer.SLICE_BYTES", BUFFER_BYTES_MIN // 40)
     writers = [world.writer(ino) for ino in range(1, 11)]
     for at in range(20):
         for writer in writers:

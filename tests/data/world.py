@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from errno import EDQUOT
 
-from fsdata.blocks import BlockStore
-from fsdata.budget import BUFFER_BYTES_MIN, Budget
-from fsdata.codec import Codec
-from fsdata.mem_cache import MemCache
-from fsdata.obj_mem import MemObjects
-from fsdata.pool import WorkerPool
-from fsdata.prefetch import Prefetcher
-from fsdata.reader import FileReader
-from fsdata.seal import Sealer
-from fsdata.uploads import UploadPool
-from fsdata.write_side import WriteSide
-from fsdata.writer import FileWriter
+from fsdata.blocks.blocks import BlockStore
+from fsdata.files.prefetch import Prefetcher
+from fsdata.files.reader import FileReader
+from fsdata.files.upload_pool import UploadPool
+from fsdata.files.write_services import WriteSide
+from fsdata.files.writer import FileWriter
+from fsdata.format.block_v1 import Codec
+from fsdata.format.encryption import Sealer
+from fsdata.objects.mem import MemObjects
+from fsdata.resources.block_cache import MemCache
+from fsdata.resources.memory_budget import BUFFER_BYTES_MIN, Budget
+from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId
 from tests.data.faults import FaultyObjects

@@ -18,12 +18,12 @@ import sys
 import threading
 import time
 
-from fsclient.client import Client, ClientOptions
-from fsclient.config import open_store
-from fsclient.filesystem import FileLock
-from fsdata.obj_mem import MemObjects
+from fsclient.kernel.contract import FileLock
+from fsclient.mount.client import Client, ClientOptions
+from fsclient.volume.metadata_url import open_store
+from fsdata.objects.mem import MemObjects
 from fsmeta.runtime import SystemRuntime
-from fsmeta.schema_locks import LOCK_END
+from fsmeta.schema.locks import LOCK_END
 from tests.sim.posix import Posix
 
 WAIT_S = 120.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta import schema
+from fsmeta.schema import keys
 from tests.faults.load import content
 from tests.faults.program import Mount, Volume, needs_mounts, slicefs
 
@@ -55,13 +55,13 @@ def is_eio(act: Callable[[], object]) -> None:
     assert caught.value.errno == errno.EIO
 
 
-@pytest.mark.parametrize("field", [b"a", b"v", schema.chunk_field(0)])
+@pytest.mark.parametrize("field", [b"a", b"v", keys.chunk_field(0)])
 def test_corrupt_inode(embedded: Volume, field: bytes) -> None:
     files = with_files(embedded)
     mount = embedded.mount()
     ino = (mount.path / "b").stat().st_ino
     mount.umount()
-    row = schema.inode_row(ino)
+    row = keys.inode_row(ino)
     right = embedded.value(row, field)
     embedded.set_value(row, field, b"\xff" + right[:-1])
     mount = embedded.mount()

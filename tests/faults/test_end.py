@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.cli import main, umount_cmd
-from fsclient.fuse import mount as kernel
-from fsclient.fuse.mount import find_mount
+from fsclient.cli import main
+from fsclient.cli.mount import umount as umount_cmd
+from fsclient.fuse.mount import mount as kernel
+from fsclient.fuse.mount.mount import find_mount
 from fsmeta.errors import ConfigError
 from tests.faults.judge import Worker, await_operations, start
 from tests.faults.load import content

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.config import open_store
-from fsmeta.engine import Meta
+from fsclient.volume.metadata_url import open_store
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import ROOT_CALLER, ROOT_INO
 from tests.faults.program import succeed

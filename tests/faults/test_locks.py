@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.config import open_store
-from fsmeta.engine import Meta
+from fsclient.volume.metadata_url import open_store
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SessionId
 from tests.faults.program import Mount, Volume, needs_mounts, wait_until

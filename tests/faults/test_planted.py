@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.private_paths import make_private, open_private, require_private
+from fsdata.resources.private_paths import make_private, open_private, require_private
 from fsmeta.errors import ConfigError
 from tests.faults.program import Volume, needs_mounts, slicefs
 

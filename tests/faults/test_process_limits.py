@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import process_limits
+from fsclient.mount import process_limits
 from tests.faults.program import SLICEFS, Volume, needs_mounts, succeed
 
 

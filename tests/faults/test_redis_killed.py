@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import pytest
 
-from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
-from fsmeta.ops.rename import EXCHANGE, Place
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import EXCHANGE, Place
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store_redis import RedisStore
+from fsmeta.store.redis.engine import RedisStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Ino, SetAttr, Slice
 from tests.conftest import assert_clean
 from tests.faults.redis_server import DurableRedis

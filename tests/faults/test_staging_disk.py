@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.staging_disk import DirectoryDisk
+from fsdata.staging.disk import DirectoryDisk
 from fsmeta.runtime import SystemRuntime
 from tests.faults.checkpoint import Watcher, Writer
 from tests.faults.program import Volume, needs_mounts, slicefs, succeed, wait_until

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.dying import is_held_by_the_dying
-from fsclient.staging_slot import has_log, take_slot
-from fsdata import staging_log
+from fsclient.writeback.journal_dir import has_log, take_slot
+from fsclient.writeback.lock_holder_exiting import is_held_by_the_dying
+from fsdata.staging import journal
 from fsmeta.runtime import SystemRuntime
 
 RUNTIME = SystemRuntime()
@@ -50,7 +50,7 @@ def test_a_slot_is_waited_for_while_its_mount_dies(tmp_path: Path) -> None:
     """Its memory takes the kernel longer to give back than a look at the lock takes us."""
     for _ in range(3):
         with holder(tmp_path, 512 << 20) as (process, path):
-            Path(path, staging_log.PREFIX + "0").touch()
+            Path(path, journal.PREFIX + "0").touch()
             process.kill()
             slot = take_slot(RUNTIME, str(tmp_path), VOLUME)
             assert slot.path == path
@@ -86,7 +86,7 @@ def test_a_mount_that_lives_is_not_waited_for(
     runtime = SystemRuntime()
     monkeypatch.setattr(runtime, "sleep", sleep)
     with holder(tmp_path) as (_, path), caplog.at_level(logging.WARNING):
-        Path(path, staging_log.PREFIX + "0").touch()
+        Path(path, journal.PREFIX + "0").touch()
         slot = take_slot(runtime, str(tmp_path), VOLUME)
         assert Path(slot.path) == Path(path).with_name("1")
         assert has_log(path)

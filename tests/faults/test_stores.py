@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.obj_s3 import S3Objects
+from fsdata.objects.s3.s3 import S3Objects
 from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster
 from tests.data.stores import credentials_file, fresh_name, s3_settings

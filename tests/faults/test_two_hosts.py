@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fsclient.lock_reach import locks_may_be_unseen
+from fsclient.volume.flock_scope import locks_may_be_unseen
 from tests.faults.load import content
 from tests.faults.program import SLICEFS, Mount, Volume, needs_mounts, slicefs, wait_until
 from tests.faults.redis_server import DurableRedis

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.config import open_store
-from fsmeta.engine import Meta
+from fsclient.volume.metadata_url import open_store
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
 from tests.ceph_cluster import CephCluster
 from tests.faults.checkpoint import Watcher, Writer

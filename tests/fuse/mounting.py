@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.filesystem import FileSystem
-from fsclient.fuse.mount import Mounted, find_mount, mount, umount
-from fsclient.fuse.session import Session, SessionConfig
+from fsclient.fuse.mount.mount import Mounted, find_mount, mount, umount
+from fsclient.fuse.session.session import Session, SessionConfig
+from fsclient.kernel.contract import FileSystem
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, SetAttr, Stat
-from fsclient.later import Later
+from fsclient.kernel.contract import Buffer, Entry, FileLock, FileSystem, Opened, SetAttr, Stat
+from fsclient.kernel.later import Later
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Caller, Dentry, Ino, StatFs
 
 RENAME_NOREPLACE = 1

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.fuse import abi, protocol
-from fsclient.fuse.abi import SIZES, align8
-from fsclient.fuse.protocol import Init, Opcode
+from fsclient.fuse.wire import abi, protocol
+from fsclient.fuse.wire.abi import SIZES, align8
+from fsclient.fuse.wire.protocol import Init, Opcode
 
 HEADER = Path("/usr/include/linux/fuse.h")
 # What came after the headers of common distributions: looked at from these minors on.

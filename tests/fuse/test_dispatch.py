@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from fsclient.filesystem import Entry, SetAttr, Stat
-from fsclient.fuse import abi
-from fsclient.fuse.dispatch import Dispatcher, operations
-from fsclient.fuse.init import KernelWants, negotiate, parse_init
-from fsclient.fuse.pack import entry_out, statfs_out, statx_out
-from fsclient.fuse.parse import supplementary_groups
-from fsclient.fuse.protocol import FATTR_MTIME, FATTR_SIZE, Init, Opcode
-from fsclient.fuse.subdir import Served
+from fsclient.fuse.dispatch.dispatch import Dispatcher, operations
+from fsclient.fuse.dispatch.subdir import Served
+from fsclient.fuse.session.init import KernelWants, negotiate, parse_init
+from fsclient.fuse.wire import abi
+from fsclient.fuse.wire.pack import entry_out, statfs_out, statx_out
+from fsclient.fuse.wire.parse import supplementary_groups
+from fsclient.fuse.wire.protocol import FATTR_MTIME, FATTR_SIZE, Init, Opcode
+from fsclient.kernel.contract import Entry, SetAttr, Stat
 from fsmeta import errors
 from fsmeta.types import ROOT_INO, Attr, Caller, Dentry, FileType, Ino, StatFs
 from tests.conftest import LogWatch
@@ -29,7 +29,7 @@ ATTR = Attr(Ino(5), 0o100644, 1, 2, 0, 0, ROOT_INO, -1, 5000, 1, 5000, -1, 1, 10
 @pytest.fixture(autouse=True)
 def errors_are_logged(log_watch: LogWatch) -> None:
     """Most tests here provoke what the dispatcher logs at ERROR."""
-    log_watch.expect("fsclient.fuse.dispatch")
+    log_watch.expect("fsclient.fuse.dispatch.dispatch")
 
 
 def ask(dispatcher: Dispatcher, opcode: int, body: bytes, ino: int = 1) -> Served:

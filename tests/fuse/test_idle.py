@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.fuse import idle
-from fsclient.fuse.idle import DEVICE, IdlePolling, wake_s
+from fsclient.fuse.session import idle_poll
+from fsclient.fuse.session.idle_poll import DEVICE, IdlePolling, wake_s
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 from tests.processes import descriptors
@@ -114,7 +114,7 @@ def test_a_trial_that_is_not_allowed(
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one processor: no trial")
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    monkeypatch.setattr(idle, "_is_virtual", lambda: True)
+    monkeypatch.setattr(idle_poll, "_is_virtual", lambda: True)
     device = tmp_path / "device"
     device.write_bytes(b"")
     polling = IdlePolling(SystemRuntime(), "auto", str(device))

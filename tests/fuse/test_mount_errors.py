@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.fuse import mount as mount_module
-from fsclient.fuse.mount import find_mount, mount, parse_mountinfo, raise_readahead, umount
-from fsclient.fuse.mount_options import is_known, parse_options
+from fsclient.fuse.mount import mount as mount_module
+from fsclient.fuse.mount.mount import find_mount, mount, parse_mountinfo, raise_readahead, umount
+from fsclient.fuse.mount.mount_options import is_known, parse_options
 from fsmeta.errors import ConfigError
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.fuse.ramfs import RamFS

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.filesystem import Buffer, Opened
-from fsclient.fuse.init import KernelWants
-from fsclient.fuse.session import Session, SessionConfig
+from fsclient.fuse.session.init import KernelWants
+from fsclient.fuse.session.session import Session, SessionConfig
+from fsclient.kernel.contract import Buffer, Opened
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.fuse.ramfs import RENAME_EXCHANGE, RENAME_NOREPLACE, RamFS

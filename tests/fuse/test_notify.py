@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.filesystem import Opened
-from fsclient.fuse.session import Session
+from fsclient.fuse.session.session import Session
+from fsclient.kernel.contract import Opened
 from fsmeta.types import ROOT_INO, Ino
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.fuse.ramfs import RamFS

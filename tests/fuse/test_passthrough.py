@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
-from fsclient.filesystem import Opened, Stat
-from fsclient.fuse.backing import close_backing, open_backing
-from fsclient.fuse.init import KernelWants
-from fsclient.fuse.session import Session, SessionConfig
+from fsclient.fuse.session.backing import close_backing, open_backing
+from fsclient.fuse.session.init import KernelWants
+from fsclient.fuse.session.session import Session, SessionConfig
+from fsclient.kernel.contract import Opened, Stat
 from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.fuse.ramfs import RamFS

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.filesystem import Opened
-from fsclient.fuse.mount import Mounted, find_mount, mount, umount
-from fsclient.fuse.session import Session, SessionConfig
+from fsclient.fuse.mount.mount import Mounted, find_mount, mount, umount
+from fsclient.fuse.session.session import Session, SessionConfig
+from fsclient.kernel.contract import Opened
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 from tests.fuse.mounting import END_S, needs_root_and_fuse, serving

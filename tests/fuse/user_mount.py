@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.fuse.mount import find_mount, mount, umount, user_allow_other
-from fsclient.fuse.session import Session
+from fsclient.fuse.mount.mount import find_mount, mount, umount, user_allow_other
+from fsclient.fuse.session.session import Session
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 from tests.fuse.ramfs import RamFS

@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 
-from fsmeta.engine import Meta
 from fsmeta.errors import StoreError
-from fsmeta.ops.rename import EXCHANGE, NOREPLACE, Place
-from fsmeta.types import ROOT_CALLER as ROOT
-from fsmeta.types import ROOT_INO, Ino
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import EXCHANGE, NOREPLACE, Place
+from fsmeta.types import ROOT_CALLER as ROOT, ROOT_INO, Ino
 from tests.linear.history import OK, UNKNOWN, Answer, Call
 
 NAMES = ("a", "b", "c")

@@ -15,11 +15,11 @@ from functools import partial
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.engine import Meta
-from fsmeta.store_tikv import parse_url
-from fsmeta.tikv_keys import KeySpace
-from fsmeta.transact import Counters
+from fsmeta.meta.meta import Meta
+from fsmeta.schema import keys
+from fsmeta.store.tikv.engine import parse_url
+from fsmeta.store.tikv.keys import KeySpace
+from fsmeta.txn.retry import Counters
 from fsmeta.types import Ino
 from tests.linear.client import parties, run_at_once
 from tests.linear.history import UNKNOWN, Call, require_linearizable
@@ -60,7 +60,7 @@ def _metas(engine: Engine) -> list[Meta]:
 def _cuts(url: str, directory: Ino) -> list[bytes]:
     """Where regions may end in the rows that all work on."""
     space = KeySpace(parse_url(url)[1])
-    rows = schema.dir_row(directory), schema.inode_row(directory)
+    rows = keys.dir_row(directory), keys.inode_row(directory)
     return [space.key(row, field) for row in rows for field in (b"", b"b", b"v")]
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta import redis_servers, redis_tracking, tikv_link
-from fsmeta.trash import HOUR_NS
+from fsmeta.schema.trash import HOUR_NS
+from fsmeta.store.redis import invalidation, topology
+from fsmeta.store.tikv import client
 from tests.conftest import assert_clean
 from tests.meta.engines import ENGINES, PATIENT_S, RUNTIME, Engine, open_engine
 
@@ -20,10 +21,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Nor does an hour of the trash end meanwhile: it is half past.
     """
-    monkeypatch.setattr(redis_tracking, "_PING_EVERY_S", PATIENT_S)
+    monkeypatch.setattr(invalidation, "_PING_EVERY_S", PATIENT_S)
     for name in ("socket_connect_timeout", "socket_timeout"):
-        monkeypatch.setitem(redis_servers._HURRY, name, PATIENT_S)
-    monkeypatch.setattr(tikv_link, "CONNECT_TIMEOUT_S", PATIENT_S)
+        monkeypatch.setitem(topology._HURRY, name, PATIENT_S)
+    monkeypatch.setattr(client, "CONNECT_TIMEOUT_S", PATIENT_S)
     ahead_ns = HOUR_NS // 2 - time.time_ns() % HOUR_NS
     monkeypatch.setattr(RUNTIME, "now_ns", lambda: time.time_ns() + ahead_ns)
 

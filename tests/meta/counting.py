@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from fsclient.config import open_store
+from fsclient.volume.metadata_url import open_store
 from fsmeta.errors import Conflict, Unavailable
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store import APPEND, PUT
+from fsmeta.store.contract import APPEND, PUT
 from tests.meta.engines import add, change
 
 ROW = b"tcounter"

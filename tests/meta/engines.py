@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fsmeta import volume
-from fsmeta.cache import RowCache
-from fsmeta.engine import Meta
+from fsmeta.meta.meta import Meta
+from fsmeta.rules import settings as volume
 from fsmeta.runtime import Runtime, SystemRuntime
-from fsmeta.store import Commit, Store, Write
-from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.store_redis import RedisStore
-from fsmeta.store_sqlite import SqliteStore
-from fsmeta.store_tikv import TikvStore
-from fsmeta.transact import Transactor
+from fsmeta.store.contract import Commit, Store, Write
+from fsmeta.store.mem import MemBackend, MemStore
+from fsmeta.store.redis.engine import RedisStore
+from fsmeta.store.sqlite import SqliteStore
+from fsmeta.store.tikv.engine import TikvStore
+from fsmeta.txn.retry import Transactor
+from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import Usage
 from tests.redis_server import RedisServer
 from tests.redis_sets import Cluster

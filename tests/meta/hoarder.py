@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import sys
 
-from fsclient.config import open_store
-from fsmeta.engine import Meta
+from fsclient.volume.metadata_url import open_store
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import ROOT_INO, Caller, Slice
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from fsmeta.errors import StoreError
-from fsmeta.store import APPEND, PUT, Commit, Store
+from fsmeta.store.contract import APPEND, PUT, Commit, Store
 from tests.meta.engines import add, change
 
 A, B = b"tA", b"tB"

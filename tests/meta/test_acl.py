@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fsmeta import acl, schema, schema_inode
-from fsmeta.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named
-from fsmeta.check import check
-from fsmeta.dump import dump, load
-from fsmeta.engine import Meta
+from fsmeta.admin.dump import dump, load
+from fsmeta.check.check import check
 from fsmeta.errors import Corrupt
-from fsmeta.store import PUT
-from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.meta.meta import Meta
+from fsmeta.schema import acl, inode, keys
+from fsmeta.schema.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named
+from fsmeta.store.contract import PUT
+from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import (
     FLAG_APPEND,
     FLAG_IMMUTABLE,
@@ -66,12 +66,12 @@ def test_what_is_made_in_a_directory_shares_one_record(engine: Engine) -> None:
 def test_a_file_without_an_acl_is_as_short_as_ever(engine: Engine) -> None:
     meta = engine.meta()
     ino = meta.create(ROOT, ROOT_INO, b"f", 0o100644).ino
-    (before,) = engine.first.read_rows([schema.inode_row(ino)])
+    (before,) = engine.first.read_rows([keys.inode_row(ino)])
     _set(meta, ino, ALICES)
     meta.setflags(ROOT, ino, FLAG_APPEND)
     meta.setflags(ROOT, ino, 0)
     _set(meta, ino, Acl(6, 4, None, 4))
-    (after,) = engine.first.read_rows([schema.inode_row(ino)])
+    (after,) = engine.first.read_rows([keys.inode_row(ino)])
     assert after[b"a"] == before[b"a"]
     assert len(after[b"a"]) == 27
     assert check(engine.first).acls_used == 0
@@ -80,7 +80,7 @@ def test_a_file_without_an_acl_is_as_short_as_ever(engine: Engine) -> None:
 def test_two_records_of_one_number(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the number is another ACL's, the next one is taken, by every client alike."""
     with monkeypatch.context() as patch:
-        patch.setattr("fsmeta.ops.acl.numbers", lambda _record: iter((7, 9, 8)))
+        patch.setattr("fsmeta.ops.names.acl.numbers", lambda _record: iter((7, 9, 8)))
         first, second = engine.meta(), engine.meta()
         inos = [first.create(ROOT, ROOT_INO, b"%d" % n, 0o100644).ino for n in range(4)]
         wanted = [Acl(6, n, 7, 0, PAIR) for n in (0, 1, 2, 1)]
@@ -239,11 +239,11 @@ class Planted:
         self.link = self.meta.symlink(ROOT, ROOT_INO, b"l", b"to")
 
     def put(self, attr: Attr) -> None:
-        row = schema.inode_row(attr.ino)
-        self.store.commit(change((PUT, row, b"a", schema_inode.pack_attr(attr))))
+        row = keys.inode_row(attr.ino)
+        self.store.commit(change((PUT, row, b"a", inode.pack_attr(attr))))
 
-    def put_record(self, number: int, value: bytes, field: bytes = schema.ACL_FIELD) -> None:
-        self.store.commit(change((PUT, schema.acl_row(number), field, value)))
+    def put_record(self, number: int, value: bytes, field: bytes = keys.ACL_FIELD) -> None:
+        self.store.commit(change((PUT, keys.acl_row(number), field, value)))
 
 
 @pytest.fixture

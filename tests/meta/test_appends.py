@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.engine import Meta
+from fsmeta.meta.meta import Meta
+from fsmeta.schema import keys
 from fsmeta.types import (
     AT_END,
     CHUNK_BYTES,
@@ -54,7 +54,7 @@ def test_an_append_across_the_end_of_a_chunk(engine: Engine) -> None:
     assert meta.write_slices(ino, [(AT_END, piece)], 1, 1).after.size == CHUNK_BYTES + 6
     assert meta.read_chunk(ino, 0) == [piece._replace(pos=CHUNK_BYTES - 4, length=4)]
     assert meta.read_chunk(ino, 1) == [piece._replace(pos=0, off=4, length=6)]
-    key = (schema.SHARED_SLICES, schema.pack_u64(piece.id))
+    key = (keys.SHARED_SLICES, keys.pack_u64(piece.id))
     assert meta.store.read([key]) == [b"1"]
     assert meta.deletion.take_lead()
     for size, gone in ((CHUNK_BYTES, []), (0, [(piece.id, 10)])):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fsmeta.engine import Meta
-from fsmeta.ops.atime import DAY_NS, Use, is_due, touch_atime
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.atime import DAY_NS, Use, is_due, touch_atime
 from fsmeta.types import FLAG_NOATIME, ROOT_INO, Attr, Ino, SetAttr
 from tests.meta.engines import RUNTIME, Engine
 from tests.meta.test_quota import ROOT, mkdir, mkfile

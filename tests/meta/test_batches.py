@@ -6,22 +6,25 @@ import errno
 
 import pytest
 
-from fsclient.leader import FORGET_BATCH, first_of
-from fsmeta import accounting, quota, schema, schema_inode, schema_slices, transact
-from fsmeta.accounting import Limits
-from fsmeta.engine import Meta
-from fsmeta.engine_deletion import HOLD_BATCH
+from fsclient.background.leader import FORGET_BATCH, first_of
+from fsmeta.admin import quota_admin
+from fsmeta.admin.quota_admin import Limits
 from fsmeta.errors import ConfigError
-from fsmeta.ops import extent
-from fsmeta.ops.inode import put_attr, put_dentry
-from fsmeta.ops.ranges import KEEP_SIZE, PUNCH_HOLE
-from fsmeta.ops.reclaim import Drops
-from fsmeta.ops.rename import Place
-from fsmeta.schema_locks import Kind
-from fsmeta.store import COMMIT_OPS_MAX
-from fsmeta.txn import Txn
+from fsmeta.meta.deletion import HOLD_BATCH
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data import extent
+from fsmeta.ops.data.deletion import Drops
+from fsmeta.ops.data.ranges import KEEP_SIZE, PUNCH_HOLE
+from fsmeta.ops.names.rename import Place
+from fsmeta.rules import quota
+from fsmeta.rules.context import put_attr, put_dentry
+from fsmeta.rules.settings import OFF, load_format
+from fsmeta.schema import inode, keys, slices as schema_slices
+from fsmeta.schema.locks import Kind
+from fsmeta.store.contract import COMMIT_OPS_MAX
+from fsmeta.txn import retry
+from fsmeta.txn.txn import Txn
 from fsmeta.types import CHUNK_BYTES, ROOT_CALLER, ROOT_INO, FileType, Ino, SetAttr, Slice, SliceId
-from fsmeta.volume import OFF, load_format
 from tests.meta.engines import RUNTIME, Engine
 from tests.meta.test_many_names import plant
 from tests.outcome import errno_of
@@ -34,7 +37,7 @@ OPEN = COMMIT_OPS_MAX + 100
 @pytest.fixture
 def longest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits are refused beyond what a step may have, and what a last thing adds to it."""
-    monkeypatch.setattr(transact, "COMMIT_OPS_LIMIT", COMMIT_OPS_MAX)
+    monkeypatch.setattr(retry, "COMMIT_OPS_LIMIT", COMMIT_OPS_MAX)
 
 
 @pytest.mark.usefixtures("longest")
@@ -60,7 +63,7 @@ def test_p5_more_files_are_open_than_a_commit_takes(engine: Engine, unlinked: in
 
         def lose(txn: Txn, part: list[Ino]) -> None:
             for ino in part:
-                txn.put(schema.ORPHANS, schema.pack_u64(ino), b"1")
+                txn.put(keys.ORPHANS, keys.pack_u64(ino), b"1")
 
         for begin in range(0, len(opened), 1000):
             part = opened[begin : begin + 1000]
@@ -76,7 +79,7 @@ def test_p5_more_files_are_open_than_a_commit_takes(engine: Engine, unlinked: in
 
         def find(txn: Txn, part: list[Ino] = part) -> None:
             for ino in part:
-                txn.delete(schema.ORPHANS, schema.pack_u64(ino))
+                txn.delete(keys.ORPHANS, keys.pack_u64(ino))
 
         meta.transactor.run(find)
 
@@ -136,12 +139,12 @@ def test_drops_that_are_forgotten_in_parts_go_once(engine: Engine) -> None:
     assert number is not None
     sids = [meta.new_slice_id() for _ in range(3)]
     drops = [(sid, 10) for sid in sids] * 2
-    field = schema.pack_u64(sids[0])
+    field = keys.pack_u64(sids[0])
 
     def drop(txn: Txn) -> None:
-        txn.put(schema.DEAD_SLICES, field, schema_slices.pack_dead(drops))
+        txn.put(keys.DEAD_SLICES, field, schema_slices.pack_dead(drops))
         for sid in sids:
-            txn.put(schema.SHARED_SLICES, schema.pack_u64(sid), b"1")
+            txn.put(keys.SHARED_SLICES, keys.pack_u64(sid), b"1")
 
     meta.transactor.run(drop)
     gone: list[SliceId] = []
@@ -164,13 +167,13 @@ def _deep(meta: Meta, depth: int) -> list[Ino]:
             end = min(begin + 500, depth)
             for at in range(begin, end):
                 ino, above = inos[at], parents[at]
-                attr = schema_inode.new_attr(ino, 0o40777, 0, 0, above, RUNTIME.now_ns())
+                attr = inode.new_attr(ino, 0o40777, 0, 0, above, RUNTIME.now_ns())
                 put_attr(txn, attr._replace(nlink=3 if at + 1 < depth else 2))
                 put_dentry(txn, above, b"d", FileType.DIR, ino)
-            txn.add(schema.USAGE, schema.INODES, end - begin)
+            txn.add(keys.USAGE, keys.INODES, end - begin)
             if not begin:
-                row = schema.inode_row(ROOT_INO)
-                txn.merge(row, schema.VOLATILE_FIELD, schema_inode.nlink_parts(1))
+                row = keys.inode_row(ROOT_INO)
+                txn.merge(row, keys.VOLATILE_FIELD, inode.nlink_parts(1))
 
         meta.transactor.run(verb)
     return inos
@@ -182,16 +185,16 @@ def test_q1_quotas_above_very_deep_directories(engine: Engine) -> None:
     inos = _deep(meta, DEEP)
     top, last = inos[0], inos[-1]
     node = quota.dir_node(top)
-    assert accounting.set_quota(meta, node, Limits(None, DEEP + 1)).used.inodes == DEEP - 1
+    assert quota_admin.set_quota(meta, node, Limits(None, DEEP + 1)).used.inodes == DEEP - 1
     folder = meta.create(ROOT, last, b"folder", 0o40777).ino
     meta.create(ROOT, folder, b"file", 0o100644)
     assert errno_of(lambda: meta.create(ROOT, folder, b"more", 0o100644)) == errno.EDQUOT
     meta.rename(ROOT, Place(last, b"folder"), Place(ROOT_INO, b"folder"))
-    assert accounting.get_quota(meta, node).used.inodes == DEEP - 1
+    assert quota_admin.get_quota(meta, node).used.inodes == DEEP - 1
     meta.rename(ROOT, Place(ROOT_INO, b"folder"), Place(inos[-2], b"folder"))
     meta.unlink(ROOT, folder, b"file")
     assert meta.statfs(last).inodes_used == DEEP
-    assert accounting.delete_quota(meta, node)
+    assert quota_admin.delete_quota(meta, node)
 
 
 @pytest.mark.parametrize("engine", ["mem"], indirect=True)
@@ -200,14 +203,14 @@ def test_q1_what_lies_too_deep_to_be_counted_leaves_no_half_accounting(
 ) -> None:
     meta = engine.meta()
     top = _deep(meta, 100)[0]
-    monkeypatch.setattr(transact, "COMMIT_OPS_LIMIT", 150)
+    monkeypatch.setattr(retry, "COMMIT_OPS_LIMIT", 150)
     with pytest.raises(ConfigError, match="too deep"):
-        accounting.set_quota(meta, quota.dir_node(top), Limits(None, 1000))
+        quota_admin.set_quota(meta, quota.dir_node(top), Limits(None, 1000))
     assert meta.transactor.view(load_format).accounting == OFF
-    assert not meta.store.scan(schema.ACCOUNTS).items
+    assert not meta.store.scan(keys.ACCOUNTS).items
     monkeypatch.undo()
-    assert accounting.set_quota(meta, quota.dir_node(top), Limits(None, 1000)).used.inodes == 99
-    monkeypatch.setattr(transact, "COMMIT_OPS_LIMIT", 150)
+    assert quota_admin.set_quota(meta, quota.dir_node(top), Limits(None, 1000)).used.inodes == 99
+    monkeypatch.setattr(retry, "COMMIT_OPS_LIMIT", 150)
     with pytest.raises(OSError, match="too deep") as caught:
         meta.create(ROOT, _last(meta, top), b"f", 0o100644)
     assert caught.value.errno == errno.ENAMETOOLONG

@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fsmeta import busy, schema
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import Place
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import Place
+from fsmeta.schema import keys
+from fsmeta.txn import contended_dirs
 from fsmeta.types import ROOT_INO, Attr, Caller, Ino, SetAttr
 from tests.meta.engines import Engine
 
@@ -34,7 +35,7 @@ class Crowd:
         self.dir = self.metas[0].create(ROOT, ROOT_INO, b"d", stat.S_IFDIR | 0o777).ino
         for meta in self.metas:
             meta.cache.busy.now = lambda: self.now
-        row = schema.dir_row(self.dir)
+        row = keys.dir_row(self.dir)
         for number in itertools.count():  # until everybody has heard of the others twice
             if number > WARM and all(meta.cache.busy.has(row) for meta in self.metas):
                 break
@@ -117,7 +118,7 @@ def test_m6_the_directory_s_attributes_are_shown_for_a_moment(crowd: Crowd) -> N
     crowd.mkdir(other, b"2")
     assert one.getattr(KERNEL, crowd.dir) == mine
     assert other.getattr(KERNEL, crowd.dir).nlink == before.nlink + 2
-    crowd.now += busy.BELIEVED_S + 0.001
+    crowd.now += contended_dirs.BELIEVED_S + 0.001
     assert one.getattr(KERNEL, crowd.dir) == other.getattr(KERNEL, crowd.dir)
 
 
@@ -138,7 +139,7 @@ def test_m6_one_s_own_changes_show_at_once(crowd: Crowd) -> None:
 def test_m6_a_directory_that_is_left_alone_is_watched_again(crowd: Crowd) -> None:
     one, other = crowd.metas[:2]
     assert not one.vouches_names(crowd.dir)
-    crowd.now += busy.BUSY_S + busy.GAP_S + 0.001
+    crowd.now += contended_dirs.BUSY_S + contended_dirs.GAP_S + 0.001
     one.getattr(KERNEL, crowd.dir)
     crowd.look(one, b"new")
     assert one.vouches_names(crowd.dir)
@@ -160,7 +161,7 @@ def test_m6_who_vouches_while_a_commit_is_not_watched_is_told(crowd: Crowd) -> N
     send = one.store.commit
 
     def meanwhile(commit: object) -> object:
-        crowd.now += 2 * busy.BUSY_S
+        crowd.now += 2 * contended_dirs.BUSY_S
         crowd.look(one, b"other")
         assert one.vouches_names(crowd.dir)
         assert one.vouches_inode(crowd.dir)
@@ -171,7 +172,7 @@ def test_m6_who_vouches_while_a_commit_is_not_watched_is_told(crowd: Crowd) -> N
     one.store.commit = send  # type: ignore[method-assign]
     assert not one.vouches_names(crowd.dir)
     assert not one.vouches_inode(crowd.dir)
-    assert {schema.dir_row(crowd.dir), schema.inode_row(crowd.dir)} <= set(told)
+    assert {keys.dir_row(crowd.dir), keys.inode_row(crowd.dir)} <= set(told)
 
 
 @watched
@@ -182,7 +183,7 @@ def test_m6_a_name_that_others_have_made_is_not_made_twice(crowd: Crowd) -> None
         assert crowd.look(one, name) is None
         crowd.create(other, name)
         if name == b"y":
-            one.cache.drop([schema.dir_row(crowd.dir)])
+            one.cache.drop([keys.dir_row(crowd.dir)])
         with pytest.raises(FileExistsError):
             one.create(KERNEL, crowd.dir, name, stat.S_IFREG | 0o644)
 

@@ -12,13 +12,13 @@ from functools import partial
 
 import pytest
 
-from fsmeta.cache import MISSING, ROW_FIELDS_MAX, Missing, RowCache
 from fsmeta.errors import StoreError
-from fsmeta.ops import directory
-from fsmeta.store import APPEND, DELETE, FENCE_FIELD, MERGE, PUT, Page, Write
-from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.transact import Transactor
-from fsmeta.txn import Txn
+from fsmeta.ops.names import directory
+from fsmeta.store.contract import APPEND, DELETE, FENCE_FIELD, MERGE, PUT, Page, Write
+from fsmeta.store.mem import MemBackend, MemStore
+from fsmeta.txn.retry import Transactor
+from fsmeta.txn.row_cache import MISSING, ROW_FIELDS_MAX, Missing, RowCache
+from fsmeta.txn.txn import Txn
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, change, make_volume, transactor
 from tests.sim.faults import CALM, Faults, FaultStore

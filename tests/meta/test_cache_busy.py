@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from fsmeta import busy, cache
-from fsmeta.cache import Mark, Missing, RowCache
-from fsmeta.store import FENCE_FIELD, PUT, Write
-from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.transact import Transactor
+from fsmeta.store.contract import FENCE_FIELD, PUT, Write
+from fsmeta.store.mem import MemBackend, MemStore
+from fsmeta.txn import contended_dirs, row_cache
+from fsmeta.txn.retry import Transactor
+from fsmeta.txn.row_cache import Mark, Missing, RowCache
 from tests.conftest import assert_clean
 from tests.meta import test_cache
 from tests.meta.engines import change, make_volume
@@ -103,13 +103,13 @@ def _world(sim: SimRuntime, seed: int, network: str) -> tuple[int, int]:
 
 @pytest.fixture(autouse=True)
 def rows_of_directories(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (busy, cache):
+    for module in (contended_dirs, row_cache):
         monkeypatch.setattr(module, "DIR_PREFIX", b"t")
         monkeypatch.setattr(module, "INODE_PREFIX", b"u")
-    monkeypatch.setattr(busy, "_PREFIXES", (b"t", b"u"))
-    monkeypatch.setattr(cache, "ATTR_FIELD", FIELDS[0])
-    monkeypatch.setattr(busy, "GAP_S", 0.01)
-    monkeypatch.setattr(busy, "BUSY_S", 0.0002)  # some ten requests of a fast network
+    monkeypatch.setattr(contended_dirs, "_PREFIXES", (b"t", b"u"))
+    monkeypatch.setattr(row_cache, "ATTR_FIELD", FIELDS[0])
+    monkeypatch.setattr(contended_dirs, "GAP_S", 0.01)
+    monkeypatch.setattr(contended_dirs, "BUSY_S", 0.0002)  # some ten requests of a fast network
     monkeypatch.setattr(test_cache, "ROWS", ROWS)
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsmeta import schema, schema_inode, schema_slices
-from fsmeta.check import Examination, check
-from fsmeta.engine import Meta
+from fsmeta.check.check import Examination, check
 from fsmeta.errors import ConfigError
-from fsmeta.store import DELETE, DELETE_ROW, MERGE, PUT, Write
-from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.meta.meta import Meta
+from fsmeta.schema import inode, keys, slices
+from fsmeta.store.contract import DELETE, DELETE_ROW, MERGE, PUT, Write
+from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, FileType, Ino, SetAttr, Slice
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, Engine, add, change, make_volume
@@ -66,12 +66,12 @@ class Tree:
     def put_attr(self, ino: Ino, **changes: int) -> None:
         """Other attributes for an inode, whatever they break."""
         attr = self.attr(ino)._replace(**changes)  # type: ignore[arg-type]
-        row = schema.inode_row(ino)
-        a, v = schema_inode.pack_attr(attr), schema_inode.pack_volatile(attr)
+        row = keys.inode_row(ino)
+        a, v = inode.pack_attr(attr), inode.pack_volatile(attr)
         self.plant((PUT, row, b"a", a), (PUT, row, b"v", v))
 
     def put_name(self, parent: Ino, name: bytes, ino: Ino, kind: FileType = FileType.REG) -> None:
-        self.plant((PUT, schema.dir_row(parent), name, schema.pack_dentry(kind, ino)))
+        self.plant((PUT, keys.dir_row(parent), name, keys.pack_dentry(kind, ino)))
 
     def found(self) -> list[str]:
         return [str(problem) for problem in check(self.store).problems]
@@ -130,19 +130,19 @@ def test_a_file_with_a_wrong_link_count(tree: Tree, nlink: int) -> None:
 
 
 def test_a_hard_link_less(tree: Tree) -> None:
-    tree.plant((DELETE, schema.dir_row(tree.sub), b"l3"))
+    tree.plant((DELETE, keys.dir_row(tree.sub), b"l3"))
     tree.demand("has 3 links and 2 names", "counts names")
 
 
 def test_a_wrong_count_of_names_in_a_parent(tree: Tree) -> None:
-    row = schema.inode_row(tree.linked)
-    tree.plant((PUT, row, schema.parent_field(tree.d), b"1"))
+    row = keys.inode_row(tree.linked)
+    tree.plant((PUT, row, keys.parent_field(tree.d), b"1"))
     tree.demand("counts names")
 
 
 def test_a_parent_that_no_longer_names_it(tree: Tree) -> None:
-    row = schema.inode_row(tree.linked)
-    tree.plant((PUT, row, schema.parent_field(ROOT_INO), b"1"))
+    row = keys.inode_row(tree.linked)
+    tree.plant((PUT, row, keys.parent_field(ROOT_INO), b"1"))
     tree.demand("counts names")
 
 
@@ -162,18 +162,18 @@ def test_a_name_of_nothing(tree: Tree) -> None:
 
 
 def test_a_missing_inode(tree: Tree) -> None:
-    tree.plant((DELETE_ROW, schema.inode_row(tree.f)))
+    tree.plant((DELETE_ROW, keys.inode_row(tree.f)))
     tree.demand("is named b'f'", "usage says 8192 space", "inodes")
 
 
 @pytest.mark.parametrize("field", [b"a", b"v"])
 def test_half_an_inode(tree: Tree, field: bytes) -> None:
-    tree.plant((DELETE, schema.inode_row(tree.s), field))
+    tree.plant((DELETE, keys.inode_row(tree.s), field))
     tree.demand(f"lacks its {field.decode()} record", "is named b's'", "inodes")
 
 
 def test_a_file_without_a_name(tree: Tree) -> None:
-    tree.plant((DELETE, schema.dir_row(tree.d), b"f"))
+    tree.plant((DELETE, keys.dir_row(tree.d), b"f"))
     tree.demand("has 1 links and 0 names", "says its parent is")
 
 
@@ -211,8 +211,8 @@ def test_directories_in_a_ring(tree: Tree) -> None:
     """Regression: each has its one name and the right counts, but no path leads there."""
     one, two = tree.create(tree.d, b"1", 0o40755), tree.create(tree.d, b"2", 0o40755)
     assert_clean(tree.store)
-    tree.plant((DELETE, schema.dir_row(tree.d), b"1"), (DELETE, schema.dir_row(tree.d), b"2"))
-    tree.plant((MERGE, schema.inode_row(tree.d), b"v", *schema_inode.touch_parts(1, -2)))
+    tree.plant((DELETE, keys.dir_row(tree.d), b"1"), (DELETE, keys.dir_row(tree.d), b"2"))
+    tree.plant((MERGE, keys.inode_row(tree.d), b"v", *inode.touch_parts(1, -2)))
     for lower, upper in ((one, two), (two, one)):
         tree.put_attr(lower, parent=upper, nlink=3)
         tree.put_name(upper, b"x", lower, FileType.DIR)
@@ -228,27 +228,27 @@ def test_wrong_used_bytes(tree: Tree) -> None:
 
 
 def test_a_symlink_that_is_not_as_long_as_its_target(tree: Tree) -> None:
-    tree.plant((PUT, schema.inode_row(tree.s), b"l", b"elsewhere"))
+    tree.plant((PUT, keys.inode_row(tree.s), b"l", b"elsewhere"))
     tree.demand("is a symlink whose size is not its target's")
 
 
 @pytest.mark.parametrize("field", ["a", "v", "chunk", "names"])
 def test_records_that_do_not_decode(tree: Tree, field: str) -> None:
-    row = schema.inode_row(tree.linked)
+    row = keys.inode_row(tree.linked)
     names = {
-        "a": b"a", "v": b"v", "chunk": schema.chunk_field(0), "names": schema.parent_field(tree.d)
+        "a": b"a", "v": b"v", "chunk": keys.chunk_field(0), "names": keys.parent_field(tree.d)
     }  # fmt: skip
     tree.plant((PUT, row, names[field], b"garbage"))
     assert any("corrupt metadata at row" in problem for problem in tree.found())
 
 
 def test_a_dentry_that_does_not_decode(tree: Tree) -> None:
-    tree.plant((PUT, schema.dir_row(tree.d), b"f", b"\x08short"))
+    tree.plant((PUT, keys.dir_row(tree.d), b"f", b"\x08short"))
     assert any("dentry b'\\x08short'" in problem for problem in tree.found())
 
 
 def test_fields_nobody_knows(tree: Tree) -> None:
-    row = schema.inode_row(tree.f)
+    row = keys.inode_row(tree.f)
     tree.plant((PUT, row, b"q", b"1"), (PUT, row, b"c12", b"1"), (PUT, row, b"p12", b"1"))
     tree.demand("a field b'q'", "a field b'c12'", "a field b'p12'")
 
@@ -264,9 +264,9 @@ def test_a_slice_with_two_sizes(tree: Tree) -> None:
     tree.plant(
         (
             PUT,
-            schema.inode_row(tree.orphan),
-            schema.chunk_field(0),
-            schema_slices.pack_slices([piece]),
+            keys.inode_row(tree.orphan),
+            keys.chunk_field(0),
+            slices.pack_slices([piece]),
         )
     )
     tree.demand(f"slice {sid} has two sizes", f"slice {sid} has 2 uses")
@@ -276,57 +276,57 @@ def test_a_slice_with_two_sizes(tree: Tree) -> None:
 
 
 def test_an_orphan_that_is_not_listed(tree: Tree) -> None:
-    tree.plant((DELETE, schema.ORPHANS, schema.pack_u64(tree.orphan)))
+    tree.plant((DELETE, keys.ORPHANS, keys.pack_u64(tree.orphan)))
     tree.demand("has 0 links and is not an orphan")
 
 
 def test_an_orphan_directory_that_is_not_listed(tree: Tree) -> None:
-    tree.plant((DELETE, schema.ORPHANS, schema.pack_u64(tree.orphan_dir)))
+    tree.plant((DELETE, keys.ORPHANS, keys.pack_u64(tree.orphan_dir)))
     found = tree.found()
     assert f"inode {tree.orphan_dir}: is a directory with 0 links instead of 2" in found
 
 
 def test_a_listed_orphan_with_a_name(tree: Tree) -> None:
-    tree.plant((PUT, schema.ORPHANS, schema.pack_u64(tree.f), schema.pack_u64(1)))
+    tree.plant((PUT, keys.ORPHANS, keys.pack_u64(tree.f), keys.pack_u64(1)))
     tree.demand("has 1 links and is an orphan")
 
 
 def test_a_listed_orphan_that_is_gone(tree: Tree) -> None:
-    tree.plant((PUT, schema.ORPHANS, schema.pack_u64(NOBODY), schema.pack_u64(1)))
+    tree.plant((PUT, keys.ORPHANS, keys.pack_u64(NOBODY), keys.pack_u64(1)))
     tree.demand("is listed as an orphan and does not exist")
 
 
 def test_an_orphan_directory_in_use(tree: Tree) -> None:
     """Regression: only directories in it were noticed, not files."""
-    name = schema.pack_dentry(FileType.REG, tree.f)
+    name = keys.pack_dentry(FileType.REG, tree.f)
     tree.plant(
-        (PUT, schema.dir_row(tree.orphan_dir), b"f", name),
-        (DELETE, schema.dir_row(tree.d), b"f"),
+        (PUT, keys.dir_row(tree.orphan_dir), b"f", name),
+        (DELETE, keys.dir_row(tree.d), b"f"),
     )
     tree.put_attr(tree.f, parent=tree.orphan_dir)
     tree.demand("is an orphan directory that is still in use")
 
 
-@pytest.mark.parametrize("entry", [(b"short", schema.pack_u64(1)), (schema.pack_u64(1), b"short")])
+@pytest.mark.parametrize("entry", [(b"short", keys.pack_u64(1)), (keys.pack_u64(1), b"short")])
 def test_an_orphan_that_does_not_decode(tree: Tree, entry: tuple[bytes, bytes]) -> None:
-    tree.plant((PUT, schema.ORPHANS, *entry))
+    tree.plant((PUT, keys.ORPHANS, *entry))
     tree.demand("can't be read")
 
 
 def test_a_dead_slice_in_use(tree: Tree) -> None:
     piece = tree.meta.read_chunk(tree.f, 0)[0]
-    entry = schema_slices.pack_dead([(piece.id, piece.size)])
-    tree.plant((PUT, schema.DEAD_SLICES, schema.pack_u64(piece.id), entry))
+    entry = slices.pack_dead([(piece.id, piece.size)])
+    tree.plant((PUT, keys.DEAD_SLICES, keys.pack_u64(piece.id), entry))
     tree.demand(f"slice {piece.id} has 2 uses and drops, 1 are counted")
 
 
 def test_a_count_of_uses_that_is_wrong(tree: Tree) -> None:
-    tree.plant((PUT, schema.SHARED_SLICES, schema.pack_u64(1), b"1"))
+    tree.plant((PUT, keys.SHARED_SLICES, keys.pack_u64(1), b"1"))
     tree.demand("slice 1 has 1 uses and drops, 2 are counted")
 
 
 def test_a_count_of_uses_that_does_not_decode(tree: Tree) -> None:
-    tree.plant((PUT, schema.SHARED_SLICES, b"odd", b"1"))
+    tree.plant((PUT, keys.SHARED_SLICES, b"odd", b"1"))
     tree.demand("shared slice b'odd'")
 
 
@@ -336,7 +336,7 @@ def test_a_chunk_beyond_the_end(tree: Tree) -> None:
 
 
 def test_dead_slices_that_do_not_decode(tree: Tree) -> None:
-    tree.plant((PUT, schema.DEAD_SLICES, schema.pack_u64(99), b"short"))
+    tree.plant((PUT, keys.DEAD_SLICES, keys.pack_u64(99), b"short"))
     tree.demand("corrupt metadata at row b'X'")
 
 
@@ -346,30 +346,30 @@ def test_dead_slices_that_do_not_decode(tree: Tree) -> None:
 @pytest.mark.parametrize(("field", "text"), [(b"space", "space"), (b"inodes", "inodes")])
 @pytest.mark.parametrize("delta", [-1, 1, 4096])
 def test_usage_drift(tree: Tree, field: bytes, text: str, delta: int) -> None:
-    tree.plant(add(schema.USAGE, field, delta))
+    tree.plant(add(keys.USAGE, field, delta))
     tree.demand(f" {text}, there are ")
 
 
 def test_usage_that_is_gone(tree: Tree) -> None:
-    tree.plant((DELETE_ROW, schema.USAGE))
+    tree.plant((DELETE_ROW, keys.USAGE))
     tree.demand("usage says 0 space", "usage says 0 inodes")
 
 
-@pytest.mark.parametrize("row", [schema.USAGE, schema.COUNTERS])
+@pytest.mark.parametrize("row", [keys.USAGE, keys.COUNTERS])
 def test_counters_that_do_not_decode(tree: Tree, row: bytes) -> None:
-    field = schema.SPACE if row == schema.USAGE else schema.NEXT_INO
+    field = keys.SPACE if row == keys.USAGE else keys.NEXT_INO
     tree.plant((PUT, row, field, b"many"))
     tree.demand("counter b'many'")
 
 
-@pytest.mark.parametrize("field", [schema.NEXT_INO, schema.NEXT_SLICE])
+@pytest.mark.parametrize("field", [keys.NEXT_INO, keys.NEXT_SLICE])
 def test_ids_that_would_be_given_twice(tree: Tree, field: bytes) -> None:
-    tree.plant((PUT, schema.COUNTERS, field, b"3"))
+    tree.plant((PUT, keys.COUNTERS, field, b"3"))
     tree.demand(f"the next {field.decode()} is 3, there is one")
 
 
 def test_a_format_that_does_not_decode(tree: Tree) -> None:
-    tree.plant((PUT, schema.FORMAT, schema.FORMAT_FIELD, b"\x80"))
+    tree.plant((PUT, keys.FORMAT, keys.FORMAT_FIELD, b"\x80"))
     tree.demand("corrupt metadata at row b'F'")
 
 

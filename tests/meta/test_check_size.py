@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store_sqlite import SqliteStore
+from fsmeta.store.sqlite import SqliteStore
 from tests.meta.engines import make_volume
 from tools.benchlib.fill import fill_path
 

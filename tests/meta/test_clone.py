@@ -7,13 +7,14 @@ from functools import partial
 
 import pytest
 
-from fsmeta import clones, schema
-from fsmeta.check import check
-from fsmeta.clones import CloneBuilder
-from fsmeta.engine import Meta
-from fsmeta.ops import clone
-from fsmeta.ops.clone import Building
-from fsmeta.ops.rename import Place
+from fsmeta.admin import clones
+from fsmeta.admin.clones import CloneBuilder
+from fsmeta.check.check import check
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import Place
+from fsmeta.ops.trees import clone
+from fsmeta.ops.trees.clone import Building
+from fsmeta.schema import keys
 from fsmeta.types import (
     CHUNK_BYTES,
     ROOT_CALLER,
@@ -198,7 +199,7 @@ def test_nothing_is_left_of_what_fails(engine: Engine, why: str) -> None:
     assert errno_of(lambda: builder.build(top, place, b"copy")) == code.get(why, errno.EACCES)
     meta._obey(meta.format)
     assert meta.statfs() == before
-    assert meta.store.read_rows([schema.CLONES]) == [{}]
+    assert meta.store.read_rows([keys.CLONES]) == [{}]
     assert check(meta.store).problems == []
 
 

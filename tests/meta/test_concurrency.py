@@ -11,13 +11,13 @@ from itertools import count
 
 import pytest
 
-from fsmeta import schema, schema_inode
-from fsmeta.acl import DEFAULT_XATTR, Acl, Named, pack_xattr
-from fsmeta.cache import Missing
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import EXCHANGE, Place
-from fsmeta.store import Applied, Commit
-from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import EXCHANGE, Place
+from fsmeta.schema import inode, keys
+from fsmeta.schema.acl import DEFAULT_XATTR, Acl, Named, pack_xattr
+from fsmeta.store.contract import Applied, Commit
+from fsmeta.store.mem import MemBackend, MemStore
+from fsmeta.txn.row_cache import Missing
 from fsmeta.types import FLAG_NODUMP, ROOT_CALLER, ROOT_INO, FileType, Ino, SetAttr
 from tests.conftest import assert_clean
 from tests.meta.engines import Engine, make_volume
@@ -267,9 +267,9 @@ def test_directories_moved_by_many_make_no_loop(engine: Engine) -> None:
 
     def where(meta: Meta, name: bytes, ino: Ino) -> Place:
         """The name of a directory that may be moving."""
-        a = meta.store.read([(schema.inode_row(ino), schema.ATTR_FIELD)])[0]
+        a = meta.store.read([(keys.inode_row(ino), keys.ATTR_FIELD)])[0]
         assert a is not None
-        return Place(schema_inode.unpack_stable(ino, a).parent, name)
+        return Place(inode.unpack_stable(ino, a).parent, name)
 
     def work(meta: Meta, seed: int) -> None:
         chance = random.Random(seed)
@@ -292,11 +292,11 @@ def test_directories_moved_by_many_make_no_loop(engine: Engine) -> None:
 def _cached(meta: Meta, backend: MemBackend) -> int:
     """How many vouched values this client remembers; each must be the store's."""
     known = 0
-    last_ino = schema.unpack_count(b"C", b"ino", backend.rows[b"C"][b"ino"])
+    last_ino = keys.unpack_count(b"C", b"ino", backend.rows[b"C"][b"ino"])
     names = {field for row, fields in backend.rows.items() if row[:1] == b"d" for field in fields}
-    fields = {b"a", b"v", b"l", schema.chunk_field(0), *(b"n%d" % n for n in range(12)), *names}
+    fields = {b"a", b"v", b"l", keys.chunk_field(0), *(b"n%d" % n for n in range(12)), *names}
     for ino in range(1, last_ino):
-        for row in (schema.inode_row(ino), schema.dir_row(ino)):
+        for row in (keys.inode_row(ino), keys.dir_row(ino)):
             stored = backend.rows.get(row, {})
             for field in fields | stored.keys():
                 value = meta.cache.get(row, field, need_vouched=True)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from fsmeta.errors import Conflict, LimitExceeded, NotEmpty, StoreError, Unavailable
-from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Commit, Store, Write
+from fsmeta.store.contract import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Commit, Store, Write
 from tests.meta.engines import Engine, add, change, dump
 
 A, B, C = b"tA", b"tB", b"tC"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsmeta.errors import Conflict, Fenced, LimitExceeded, NotEmpty
-from fsmeta.store import APPEND, DELETE_ROW, FENCE_FIELD, PUT, Commit, Store, Write
+from fsmeta.store.contract import APPEND, DELETE_ROW, FENCE_FIELD, PUT, Commit, Store, Write
 from tests.meta.engines import Engine, add, change, dump
 
 ROW, FENCE, OTHER_FENCE = b"tA", b"tfence\0\xff", b"tfence2"

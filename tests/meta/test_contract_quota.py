@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from fsmeta import schema
 from fsmeta.errors import Conflict, Fenced, LimitExceeded, Outdated, StoreError
-from fsmeta.store import (
+from fsmeta.schema import keys
+from fsmeta.store.contract import (
     ADD,
     APPEND,
     BESIDE,
@@ -27,7 +27,7 @@ from fsmeta.store import (
 )
 from tests.meta.engines import Engine, add, change, dump
 
-ROW, FENCE = schema.ACCOUNTS, b"tfence"  # engines may keep counters there in parts
+ROW, FENCE = keys.ACCOUNTS, b"tfence"  # engines may keep counters there in parts
 N, M, SUM = b"n", b"m", b"sum"
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsmeta.store import COMMIT_OPS_MAX, DELETE, DELETE_ROW, PUT, SCAN_PAGE, Store
-from fsmeta.store_sqlite import SqliteStore
+from fsmeta.store.contract import COMMIT_OPS_MAX, DELETE, DELETE_ROW, PUT, SCAN_PAGE, Store
+from fsmeta.store.sqlite import SqliteStore
 from tests.meta.engines import Engine, change
 
 ROW = b"tbig"

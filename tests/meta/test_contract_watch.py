@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from fsmeta.errors import Conflict
-from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Store, Write
+from fsmeta.store.contract import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Store, Write
 from tests.meta.engines import Engine, change
 from tests.waiting import wait_until
 

@@ -10,7 +10,8 @@ from functools import partial
 
 import pytest
 
-from fsmeta.crowds import (
+from fsmeta.meta.meta import Meta
+from fsmeta.meta.prefetch_policy import (
     AHEAD_EARNED,
     AHEAD_FREE,
     AHEAD_MAX,
@@ -19,7 +20,6 @@ from fsmeta.crowds import (
     PAGES_MAX,
     Crowds,
 )
-from fsmeta.engine import Meta
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
 from tests.waiting import wait_until

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.engine import Meta
-from fsmeta.engine_locks import Range
 from fsmeta.errors import Ambiguous, Fenced, StoreFull, Voided
-from fsmeta.ops import session as sessions
-from fsmeta.ops.lock import Outcome
-from fsmeta.schema_locks import Kind
-from fsmeta.store import FENCE_FIELD, Applied, Commit
+from fsmeta.meta.locks import Range
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.sessions import session as sessions
+from fsmeta.ops.sessions.lock import Outcome
+from fsmeta.schema import keys
+from fsmeta.schema.locks import Kind
+from fsmeta.store.contract import FENCE_FIELD, Applied, Commit
 from fsmeta.types import AT_END, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, SliceId
 from tests.meta.engines import Engine
 
@@ -292,17 +292,17 @@ def test_what_an_ended_session_did_is_kept_until_its_client_is_back(engine: Engi
     one, two = engine.meta(), engine.meta()
     ino = _create(one)
     assert one.session is not None
-    row, ended = schema.session_row(one.session.id), schema.pack_u64(one.session.id)
+    row, ended = keys.session_row(one.session.id), keys.pack_u64(one.session.id)
     two.sessions.end(one.session.id)
     left = two.store.read_rows([row])[0]
     assert left
     assert all(field[:1] == b"w" for field in left), "and lets it commit nothing"
-    assert two.store.read([(schema.ENDED, ended)]) != [None]
+    assert two.store.read([(keys.ENDED, ended)]) != [None]
     with pytest.raises(Fenced):
         one.setattr(ROOT, ino, SetAttr(size=5))
     one.sessions.open({}, one.session.id)
     assert two.store.read_rows([row]) == [{}]
-    assert two.store.read([(schema.ENDED, ended)]) == [None]
+    assert two.store.read([(keys.ENDED, ended)]) == [None]
 
 
 def test_a_session_that_holds_very_much_can_be_ended(
@@ -318,7 +318,7 @@ def test_a_session_that_holds_very_much_can_be_ended(
         one.unlink(ROOT, ROOT_INO, b"f%d" % number)
     assert len(one.deletion.hold_orphans(inos)) == 3
     two.sessions.end(sid.id)
-    row = schema.session_row(sid.id)
+    row = keys.session_row(sid.id)
     left = [field[:1] for field in two.store.read_rows([row])[0]]
     assert FENCE_FIELD not in left
     assert 2 <= left.count(b"h") <= 3
@@ -353,7 +353,7 @@ def test_a_join_whose_answer_was_lost_is_made_again(engine: Engine) -> None:
 
     line.cut, line.meanwhile = True, meanwhile
     record = one.sessions.open({}, one.session.id)
-    assert two.store.read([(schema.session_row(record.id), FENCE_FIELD)]) != [None]
+    assert two.store.read([(keys.session_row(record.id), FENCE_FIELD)]) != [None]
     with pytest.raises(OSError, match=r"\[Errno 17\]") as caught:
         _create(one)
     assert caught.value.errno == errno.EEXIST

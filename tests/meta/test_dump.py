@@ -12,13 +12,13 @@ import msgpack
 import pytest
 import zstandard
 
-from fsmeta import dump as dumps
-from fsmeta import schema
-from fsmeta.engine import Meta
-from fsmeta.engine_locks import Range
+from fsmeta.admin import dump as dumps
 from fsmeta.errors import ConfigError
-from fsmeta.schema_locks import Kind
-from fsmeta.store import Store
+from fsmeta.meta.locks import Range
+from fsmeta.meta.meta import Meta
+from fsmeta.schema import keys
+from fsmeta.schema.locks import Kind
+from fsmeta.store.contract import Store
 from fsmeta.types import ROOT_INO
 from tests.conftest import assert_clean
 from tests.meta.engines import ENGINES, RUNTIME, Engine, change, dump, open_engine
@@ -121,7 +121,7 @@ def test_a_dump_that_ends_early_makes_no_volume(small: bytes, empty: Store) -> N
     for end in range(0, len(small), 7):
         with pytest.raises(ConfigError, match=r"ends early|not a dump"):
             dumps.load(empty, io.BytesIO(small[:end]))
-        assert empty.read([(schema.FORMAT, schema.FORMAT_FIELD)]) == [None]
+        assert empty.read([(keys.FORMAT, keys.FORMAT_FIELD)]) == [None]
     dumps.load(empty, io.BytesIO(small))  # what the attempts have left is no hindrance
     assert_clean(empty)
 
@@ -138,7 +138,7 @@ def test_no_damaged_byte_is_loaded(small: bytes, empty: Store) -> None:
         try:
             dumps.load(empty, io.BytesIO(bytes(damaged)))
         except ConfigError:
-            assert empty.read([(schema.FORMAT, schema.FORMAT_FIELD)]) == [None]
+            assert empty.read([(keys.FORMAT, keys.FORMAT_FIELD)]) == [None]
         else:
             assert dump(empty) == right
             harmless += 1
@@ -167,7 +167,7 @@ def _frame(*blocks: object) -> bytes:
 def test_what_is_no_dump_is_refused(data: bytes, why: str, empty: Store) -> None:
     with pytest.raises(ConfigError, match=why):
         dumps.load(empty, io.BytesIO(data))
-    assert empty.read([(schema.FORMAT, schema.FORMAT_FIELD)]) == [None]
+    assert empty.read([(keys.FORMAT, keys.FORMAT_FIELD)]) == [None]
 
 
 def test_a_volume_is_not_loaded_over(engine: Engine) -> None:

@@ -6,10 +6,10 @@ from functools import partial
 
 import msgpack
 
-from fsmeta.entry import Entry, Guard, Need, unpack
-from fsmeta.ops.create import NewNode
+from fsmeta.ops.names.create import NewNode
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import Caller, Ino, SetAttr, Slice, SliceId
+from fsmeta.writeback.log_entry import Entry, Guard, Need, unpack
 
 RUNTIME = SystemRuntime()
 THREADS = 4

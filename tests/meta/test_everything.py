@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import pytest
 
-from fsmeta import redis_moment
 from fsmeta.errors import ConfigError, Unavailable
-from fsmeta.store import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Store, Write
+from fsmeta.store.contract import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Store, Write
+from fsmeta.store.redis import snapshot
 from tests.meta.engines import Engine, add, change
 from tests.waiting import wait_until
 
@@ -140,12 +140,12 @@ def test_one_reader_at_a_time(engine: Engine) -> None:
 def test_nothing_is_noted_unless_somebody_reads(engine: Engine) -> None:
     store = engine.open()
     store.commit(change((PUT, ROWS[0], b"f", b"1")))
-    assert engine.first.read_rows([redis_moment.NOTES]) == [{}]
+    assert engine.first.read_rows([snapshot.NOTES]) == [{}]
     with suppress(ZeroDivisionError), store.everything():
         store.commit(change((PUT, ROWS[0], b"f", b"2")))
-        assert len(engine.first.read_rows([redis_moment.NOTES])[0]) == 2
+        assert len(engine.first.read_rows([snapshot.NOTES])[0]) == 2
         raise ZeroDivisionError
-    assert engine.first.read_rows([redis_moment.NOTES]) == [{}]
+    assert engine.first.read_rows([snapshot.NOTES]) == [{}]
     store.commit(change((DELETE_ROW, ROWS[0])))
 
 
@@ -155,7 +155,7 @@ def test_a_reader_that_was_given_up_notices(engine: Engine) -> None:
     _begin(store)
     with store.everything() as everything:
         next(everything)
-        other.commit(change((DELETE_ROW, redis_moment.NOTES)))  # as if it had expired
+        other.commit(change((DELETE_ROW, snapshot.NOTES)))  # as if it had expired
         with other.everything() as theirs:
             next(theirs)
             with pytest.raises(Unavailable, match="too long"):

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import collect as collect_module
-from fsclient import collect_place
-from fsclient.collect import Collected, Job, Progress, collect
-from fsclient.collect_place import MARK, SWEEP, Place
-from fsdata.block_names import object_key
-from fsdata.obj_mem import MemObjects
-from fsmeta import schema
-from fsmeta.engine import Meta
+from fsclient.upkeep import gc as collect_module, gc_checkpoint
+from fsclient.upkeep.gc import Collected, Job, Progress, collect
+from fsclient.upkeep.gc_checkpoint import MARK, SWEEP, Place
+from fsdata.format.object_keys import object_key
+from fsdata.objects.mem import MemObjects
 from fsmeta.errors import ConfigError
-from fsmeta.ops.ranges import Span
-from fsmeta.store import PUT
-from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data.ranges import Span
+from fsmeta.schema import keys
+from fsmeta.store.contract import PUT
+from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, Slice, SliceId
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, change, make_volume
@@ -40,7 +39,7 @@ def die_if(it_is_time: bool) -> None:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect_module, "BATCH", 10)
-    monkeypatch.setattr(collect_place, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(gc_checkpoint, "SAVE_EVERY_S", 0.0)
 
 
 class World:
@@ -138,7 +137,7 @@ def test_r1_a_share_is_noted_while_one_reads(world: World) -> None:
 
     world.gc(page=move_once)
     assert world.ids() == {world.used}
-    assert not world.meta.store.scan(schema.SHARED).items, "nothing is left to be noted"
+    assert not world.meta.store.scan(keys.SHARED).items, "nothing is left to be noted"
 
 
 def test_r1_killed_while_it_reads_it_goes_on_there(world: World) -> None:
@@ -186,7 +185,7 @@ def test_r1_of_metadata_that_went_back_marks_are_made_anew(world: World) -> None
     with pytest.raises(Killed):
         world.gc(world.place(), batch=lambda: die_if(True))
     store = world.meta.store
-    store.commit(change((PUT, schema.BACKGROUND, schema.VOID, b"5")))
+    store.commit(change((PUT, keys.BACKGROUND, keys.VOID, b"5")))
     world.pages.clear()
     world.gc(world.place())
     assert world.pages[0] == 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta.engine import Meta
+from fsmeta.meta.meta import Meta
 from fsmeta.types import CHUNK_BYTES, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, Usage
 from tests.conftest import assert_clean
 from tests.meta.engines import ENGINES, Engine, open_engine

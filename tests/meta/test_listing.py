@@ -9,11 +9,11 @@ from functools import partial
 
 import pytest
 
-from fsclient import listing
-from fsclient.listing import PAGES_KEPT, RECENT_MAX, Extent, Listing, Pages
-from fsmeta import schema
+from fsclient.files import dir_stream
+from fsclient.files.dir_stream import PAGES_KEPT, RECENT_MAX, Extent, Listing, Pages
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store import DELETE, PUT, SCAN_PAGE
+from fsmeta.schema import keys
+from fsmeta.store.contract import DELETE, PUT, SCAN_PAGE
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Dentry, FileType, Ino
 from tests.meta.engines import Engine, change
 from tools.benchlib.fill import fill, name_of
@@ -204,7 +204,7 @@ def test_a_small_directory_keeps_its_cookies_when_it_grows(engine: Engine) -> No
 
 @pytest.mark.parametrize("engine", ["mem"], indirect=True)
 def test_memory_is_bounded(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "RECENT_MAX", 2000)
+    monkeypatch.setattr(dir_stream, "RECENT_MAX", 2000)
     made = directory.open()
     for _ in _steps(made):
         assert len(made._pages) <= PAGES_KEPT
@@ -222,14 +222,14 @@ def test_what_is_noted_of_reads_is_bounded(directory: Directory) -> None:
         len(fields or ())
         for _, _, filled in cache._own._recent
         for row, fields in filled.items()
-        if row == schema.dir_row(directory.ino)
+        if row == keys.dir_row(directory.ino)
     )
     assert noted <= 2 * SCAN_PAGE
 
 
 def test_what_was_staged_is_published_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of the first page come again on the last one, long after."""
-    monkeypatch.setattr(listing, "RECENT_MAX", 200)
+    monkeypatch.setattr(dir_stream, "RECENT_MAX", 200)
     pages = [[_file(100 * page + n) for n in range(100)] for page in range(20)]
     pages[-1] += pages[0]
 
@@ -244,7 +244,7 @@ def test_what_was_staged_is_published_meanwhile(monkeypatch: pytest.MonkeyPatch)
 
 def test_forgotten_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose cookie nobody knows any more is shown all names again, rather than none."""
-    monkeypatch.setattr(listing, "RECENT_PAGES", 0)
+    monkeypatch.setattr(dir_stream, "RECENT_PAGES", 0)
     files = [_file(number) for number in range(20)]
 
     def read(cursor: bytes | None) -> tuple[list[Dentry], bytes | None]:
@@ -255,7 +255,7 @@ def test_forgotten_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     made.begin(DOTS)
     found = [(names, cookies) for names, cookies in _steps(made, at_most=5)]
     last = found[-1][1][-1]
-    assert pages.number(Extent(Ino(8), b"other", None)) > last >> listing.SLOT_BITS
+    assert pages.number(Extent(Ino(8), b"other", None)) > last >> dir_stream.SLOT_BITS
     other = Listing(INO, read, pages, RUNTIME)
     other.begin(DOTS)
     assert _is_each_once(_rest(other, last), {name for name, _, _ in files})
@@ -267,7 +267,7 @@ def _file(number: int) -> Dentry:
 
 def test_names_in_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names whose checksums are equal have cookies of their own."""
-    monkeypatch.setattr(listing, "crc32", lambda name: len(name) << 4)
+    monkeypatch.setattr(dir_stream, "crc32", lambda name: len(name) << 4)
     names = [_file(number) for number in range(100)]
     made = Listing(INO, lambda _cursor: (names, None), Pages(RUNTIME), RUNTIME)
     made.begin(DOTS)

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fsmeta.engine import Meta
-from fsmeta.engine_locks import Range
-from fsmeta.ops import lock
-from fsmeta.ops.lock import Outcome
-from fsmeta.schema_locks import Kind, Lock, Owner
+from fsmeta.meta.locks import Range
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.sessions import lock
+from fsmeta.ops.sessions.lock import Outcome
+from fsmeta.schema.locks import Kind, Lock, Owner
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SessionId
 from tests.meta.engines import Engine
 from tests.waiting import wait_until

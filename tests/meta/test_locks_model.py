@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
-from fsmeta.engine import Meta
-from fsmeta.engine_locks import Range
-from fsmeta.ops.lock import Outcome
-from fsmeta.schema_locks import LOCK_END, Kind
+from fsmeta.meta.locks import Range
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.sessions.lock import Outcome
+from fsmeta.schema.locks import LOCK_END, Kind
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.meta.engines import Engine
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from fsdata.geometry import COMPACT_BYTES, COMPACT_SLICES, should_compact
-from fsmeta import long_chunks
-from fsmeta.engine import Meta
-from fsmeta.long_chunks import LONG_BYTES, covered_with, slices_of
-from fsmeta.ops.extent import Exchange
-from fsmeta.ops.ranges import KEEP_SIZE, PUNCH_HOLE
-from fsmeta.schema_slices import SLICE_BYTES, hole, pack_slices
+from fsdata.format.geometry import COMPACT_BYTES, COMPACT_SLICES, should_compact
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data import long_chunks
+from fsmeta.ops.data.extent import Exchange
+from fsmeta.ops.data.long_chunks import LONG_BYTES, covered_with, slices_of
+from fsmeta.ops.data.ranges import KEEP_SIZE, PUNCH_HOLE
+from fsmeta.schema.slices import SLICE_BYTES, hole, pack_slices
 from fsmeta.slices import covered, resolve
 from fsmeta.types import CHUNK_BYTES, ROOT_CALLER, ROOT_INO, Ino, Slice, SliceId
 from tests.meta.engines import Engine

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from fsclient.trash_keeper import TrashKeeper
-from fsmeta import accounting, clones, schema, schema_inode
-from fsmeta.clones import CloneBuilder
-from fsmeta.engine import Meta
-from fsmeta.ops import clone
-from fsmeta.ops.inode import put_attr, put_dentry
-from fsmeta.repair import repair
-from fsmeta.store import DELETE, DELETE_ROW, PUT
-from fsmeta.trash import HOUR_NS, hour_at
-from fsmeta.trash_hours import FORGET_S, hours
-from fsmeta.txn import Txn
+from fsclient.background.trash_expiry import TrashKeeper
+from fsmeta.admin import clones, quota_admin
+from fsmeta.admin.clones import CloneBuilder
+from fsmeta.admin.trash_expiry import FORGET_S, hours
+from fsmeta.check.repair import repair
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.trees import clone
+from fsmeta.rules.context import put_attr, put_dentry
+from fsmeta.schema import inode, keys
+from fsmeta.schema.trash import HOUR_NS, hour_at
+from fsmeta.store.contract import DELETE, DELETE_ROW, PUT
+from fsmeta.txn.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType, Ino
 from tests.meta.engines import RUNTIME, Engine, change
 from tests.meta.trash_world import Clocks
@@ -35,10 +36,10 @@ def plant(meta: Meta, directory: Ino, count: int) -> None:
 
         def verb(txn: Txn, inos: list[Ino] = inos) -> None:
             for ino in inos:
-                attr = schema_inode.new_attr(ino, 0o100644, 0, 0, directory, RUNTIME.now_ns())
+                attr = inode.new_attr(ino, 0o100644, 0, 0, directory, RUNTIME.now_ns())
                 put_attr(txn, attr)
                 put_dentry(txn, directory, b"1-%d-f" % ino, FileType.REG, ino)
-            txn.add(schema.USAGE, schema.INODES, len(inos))
+            txn.add(keys.USAGE, keys.INODES, len(inos))
 
         meta.transactor.run(verb)
 
@@ -73,7 +74,7 @@ def test_a_large_hour_of_the_trash_is_emptied(
     engine: Engine, request: pytest.FixtureRequest
 ) -> None:
     clocks = Clocks()
-    accounting.change_settings(engine.meta(), lambda now: now._replace(trash_days=1))
+    quota_admin.change_settings(engine.meta(), lambda now: now._replace(trash_days=1))
     leader = Meta(engine.open(), clocks)
     clocks.pass_for(leader)
     leader.sessions.open({"host": "test"})
@@ -82,7 +83,7 @@ def test_a_large_hour_of_the_trash_is_emptied(
     before = leader.statfs().inodes_used
     plant(leader, hour, count)
     leader.transactor.run(
-        lambda txn: txn.put(schema.TRASH, schema.pack_u64(hour), schema.pack_u64(HOUR_NS))
+        lambda txn: txn.put(keys.TRASH, keys.pack_u64(hour), keys.pack_u64(HOUR_NS))
     )
     keeper = TrashKeeper(leader, clocks, lambda: False)
     keeper.turn()
@@ -119,15 +120,15 @@ def test_repair_sees_names_that_are_not_on_the_first_page(engine: Engine) -> Non
     top = meta.create(ROOT, ROOT_INO, b"top", 0o40755).ino
     plant(meta, top, SOME)
     # the names that HSCAN brings first are gone: who looks at one bucket finds none
-    first = [field for field, _ in meta.store.scan(schema.dir_row(top), limit=BATCH).items]
+    first = [field for field, _ in meta.store.scan(keys.dir_row(top), limit=BATCH).items]
     inos = [int(field.split(b"-")[1]) for field in first]
 
     def lose(txn: Txn) -> None:
-        txn.delete_row(schema.inode_row(top))
+        txn.delete_row(keys.inode_row(top))
         for ino, field in zip(inos, first, strict=True):
-            txn.delete(schema.dir_row(top), field)
-            txn.delete_row(schema.inode_row(ino))
-        txn.add(schema.USAGE, schema.INODES, -len(inos))
+            txn.delete(keys.dir_row(top), field)
+            txn.delete_row(keys.inode_row(ino))
+        txn.add(keys.USAGE, keys.INODES, -len(inos))
 
     meta.transactor.run(lose)
     meta.sessions.close()

@@ -9,14 +9,15 @@ from functools import partial
 
 import pytest
 
-from fsmeta import dump, schema
-from fsmeta.check import check
-from fsmeta.clones import CloneBuilder
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import Place
-from fsmeta.repair import repair
-from fsmeta.store import PUT
-from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.admin import dump
+from fsmeta.admin.clones import CloneBuilder
+from fsmeta.check.check import check
+from fsmeta.check.repair import repair
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import Place
+from fsmeta.schema import keys
+from fsmeta.store.contract import PUT
+from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType, Ino
 from tests.conftest import LogWatch
 from tests.meta.engines import RUNTIME, Engine, change
@@ -60,7 +61,7 @@ def _plant(engine: Engine) -> tuple[Ino, list[Ino]]:
         kind = FileType.REG if number % 2 else FileType.DIR
         mode = 0o100644 if number % 2 else 0o40755
         inos.append(meta.create(ROOT, top, b"%d" % number, mode).ino)
-        row, value = schema.dir_row(top), schema.pack_dentry(kind, inos[-1])
+        row, value = keys.dir_row(top), keys.pack_dentry(kind, inos[-1])
         engine.first.commit(change((PUT, row, name, value), (1, row, b"%d" % number)))
     meta.sessions.close()
     return top, inos
@@ -86,7 +87,7 @@ def test_several_names_of_one_file(engine: Engine) -> None:
     ino = meta.create(ROOT, ROOT_INO, b"f", 0o100644).ino
     for name in (b"g", b"#%d" % ino):
         meta.link(ROOT, ino, ROOT_INO, name)
-    row, value = schema.dir_row(ROOT_INO), schema.pack_dentry(FileType.REG, ino)
+    row, value = keys.dir_row(ROOT_INO), keys.pack_dentry(FileType.REG, ino)
     for old, name in ((b"f", b"."), (b"g", b"..")):
         engine.first.commit(change((PUT, row, name, value), (1, row, old)))
     meta.sessions.close()

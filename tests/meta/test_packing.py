@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fsmeta import schema, schema_slices
-from fsmeta.check import check
-from fsmeta.engine import Meta
-from fsmeta.ops.packing import MEMBERS_MAX, Packed, Small, Thin, part
-from fsmeta.ops.ranges import Span
-from fsmeta.ops.reclaim import LastUses
-from fsmeta.schema_packing import PACKED, pack_members, unpack_members
-from fsmeta.store import DELETE, PUT
+from fsmeta.check.check import check
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data.deletion import LastUses
+from fsmeta.ops.data.packing import MEMBERS_MAX, Packed, Small, Thin, part
+from fsmeta.ops.data.ranges import Span
+from fsmeta.schema import keys, slices
+from fsmeta.schema.segments import PACKED, pack_members, unpack_members
+from fsmeta.store.contract import DELETE, PUT
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, SliceId, SliceKind
 from tests.meta.engines import Engine, change
 from tests.meta.test_check import Tree
@@ -60,7 +60,7 @@ def test_golden_bytes() -> None:
     assert (PACKED, packed.hex()) == (b"P", "00000000000000010102030405060708")
     assert unpack_members(b"", packed) == [1, 0x0102030405060708]
     piece = part(SliceId(7), 3000, 1000, Slice(0, SliceId(3), BYTES, 0, BYTES))
-    assert schema_slices.pack_slices([piece]).hex() == (
+    assert slices.pack_slices([piece]).hex() == (
         "12" "00000000" "0000000000000007" "00000bb8" "000003e8" "000003e8"
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_files_change_hands_in_one_commit(engine: Engine) -> None:
     round_of(meta)
     assert gone(round_of(meta)) == set()
     assert check(engine.first).problems == []
-    assert engine.first.read([(PACKED, schema.pack_u64(segment))]) == [None]
+    assert engine.first.read([(PACKED, keys.pack_u64(segment))]) == [None]
     meta.setattr(ROOT_CALLER, files[3].ino, SetAttr(size=0))
     assert gone(round_of(meta)) == {segment}
 
@@ -176,11 +176,11 @@ def test_check_knows_segments() -> None:
     tree = Tree()
     segment, _ = pack(tree.meta, [create(tree.meta, "a"), create(tree.meta, "b")])
     assert tree.found() == []
-    field = schema.pack_u64(segment)
+    field = keys.pack_u64(segment)
     tree.plant((PUT, PACKED, field, b"short"))
     tree.demand("length 5")
     tree.plant((PUT, PACKED, field, pack_members([Ino(1)])))
-    tree.store.commit(change((PUT, PACKED, schema.pack_u64(900), pack_members([Ino(1)]))))
+    tree.store.commit(change((PUT, PACKED, keys.pack_u64(900), pack_members([Ino(1)]))))
     tree.demand("has nobody in it")
-    tree.plant((DELETE, PACKED, schema.pack_u64(900)))
+    tree.plant((DELETE, PACKED, keys.pack_u64(900)))
     assert tree.found() == []

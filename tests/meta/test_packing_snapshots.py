@@ -6,15 +6,16 @@ import random
 
 import pytest
 
-from fsmeta import clones, schema, snapshots
-from fsmeta.check import check
-from fsmeta.clones import CloneBuilder
-from fsmeta.engine import Meta
-from fsmeta.ops.packing import Small
-from fsmeta.schema_packing import PACKED
-from fsmeta.schema_snapshots import Snapshot
-from fsmeta.sealed import shelf_of
-from fsmeta.snapshots import Taker
+from fsmeta.admin import clones, snapshots
+from fsmeta.admin.clones import CloneBuilder
+from fsmeta.admin.snapshots import Taker
+from fsmeta.check.check import check
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data.packing import Small
+from fsmeta.schema import keys
+from fsmeta.schema.segments import PACKED
+from fsmeta.schema.snapshot_inos import shelf_of
+from fsmeta.schema.snapshots import Snapshot
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, SliceId
 from tests.meta.engines import RUNTIME, Engine
 from tests.meta.test_check import Tree
@@ -92,8 +93,8 @@ def test_o6_t2_a_segment_stays_until_both_are_gone(engine: Engine, first: str) -
         assert _listed(meta, made.root) == shown
     late()
     assert _gone(meta) == {segment}
-    assert engine.first.read([(PACKED, schema.pack_u64(segment))]) == [None]
-    assert engine.first.read([(schema.SHARED_SLICES, schema.pack_u64(segment))]) == [None]
+    assert engine.first.read([(PACKED, keys.pack_u64(segment))]) == [None]
+    assert engine.first.read([(keys.SHARED_SLICES, keys.pack_u64(segment))]) == [None]
     assert check(engine.first).problems == []
 
 
@@ -128,8 +129,8 @@ def test_o6_t2_packing_leaves_a_snapshot_alone(engine: Engine) -> None:
 
 def _live(meta: Meta) -> set[SliceId]:
     """What is counted as used by several."""
-    (shared,) = meta.store.read_rows([schema.SHARED_SLICES])
-    return {SliceId(schema.id_of(field)) for field in shared}
+    (shared,) = meta.store.read_rows([keys.SHARED_SLICES])
+    return {SliceId(keys.id_of(field)) for field in shared}
 
 
 def test_o6_t2_what_is_sealed_is_never_packed(engine: Engine) -> None:

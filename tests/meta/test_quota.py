@@ -12,14 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fsmeta import accounting, quota, schema
-from fsmeta.accounting import Limits, Quota
-from fsmeta.engine import Meta
+from fsmeta.admin import quota_admin
+from fsmeta.admin.quota_admin import Limits, Quota
 from fsmeta.errors import ConfigError
-from fsmeta.ops.rename import EXCHANGE, Place
-from fsmeta.txn import Txn
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import EXCHANGE, Place
+from fsmeta.rules import quota
+from fsmeta.rules.settings import load_format
+from fsmeta.schema import keys
+from fsmeta.txn.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice, Usage
-from fsmeta.volume import load_format
 from tests.conftest import assert_clean
 from tests.meta.engines import Engine
 
@@ -48,12 +50,12 @@ def write(meta: Meta, ino: Ino, pages: int) -> None:
 
 def limit_dir(meta: Meta, ino: Ino, pages: int | None = None, inodes: int | None = None) -> Quota:
     space = None if pages is None else pages * PAGE
-    return accounting.set_quota(meta, quota.dir_node(ino), Limits(space, inodes))
+    return quota_admin.set_quota(meta, quota.dir_node(ino), Limits(space, inodes))
 
 
 def used(meta: Meta, node: bytes) -> tuple[int, int]:
     """Pages and inodes."""
-    space, inodes = accounting.get_quota(meta, node).used
+    space, inodes = quota_admin.get_quota(meta, node).used
     return space // PAGE, inodes
 
 
@@ -76,7 +78,7 @@ def test_a_populated_directory_is_counted(engine: Engine) -> None:
     mkfile(meta, d, b"g", 2)
     mkfile(meta, ROOT_INO, b"outside", 50)
     counted: list[int] = []
-    found = accounting.set_quota(
+    found = quota_admin.set_quota(
         meta, quota.dir_node(d), Limits(10 * PAGE, None), progress=counted.append
     )
     assert found == Quota(quota.dir_node(d), Usage(5 * PAGE, 3), Usage(10 * PAGE, 0))
@@ -84,7 +86,7 @@ def test_a_populated_directory_is_counted(engine: Engine) -> None:
     assert used_dir(meta, inner) == (3, 1)  # each directory is known from now on
     assert used(meta, quota.user_node(1000)) == (3, 2)
     assert used(meta, quota.group_node(100)) == (3, 2)
-    assert list(accounting.list_quotas(meta)) == [found]
+    assert list(quota_admin.list_quotas(meta)) == [found]
     write(meta, mkfile(meta, inner, b"h"), 5)
     edquot(lambda: mkfile(meta, d, b"i", 1))
     assert used_dir(meta, d) == (10, 5)
@@ -158,8 +160,8 @@ def test_users_and_groups(engine: Engine) -> None:
     meta = engine.meta()
     d = mkdir(meta, ROOT_INO, b"d")
     mkfile(meta, d, b"a", 2, ALICE)
-    accounting.set_quota(meta, quota.user_node(1000), Limits(3 * PAGE, 2))
-    accounting.set_quota(meta, quota.group_node(101), Limits(4 * PAGE, 2))
+    quota_admin.set_quota(meta, quota.user_node(1000), Limits(3 * PAGE, 2))
+    quota_admin.set_quota(meta, quota.group_node(101), Limits(4 * PAGE, 2))
     edquot(lambda: mkfile(meta, d, b"b", 2, ALICE))
     edquot(lambda: mkfile(meta, d, b"c", 0, ALICE))
     bobs = mkfile(meta, d, b"bobs", 2, BOB)
@@ -279,12 +281,12 @@ def test_a_removed_directory_takes_its_quota_along(engine: Engine) -> None:
     limit_dir(meta, d, pages=1)
     limit_dir(meta, e, pages=1)
     meta.rmdir(ROOT, ROOT_INO, b"d")
-    assert [each.node for each in accounting.list_quotas(meta)] == [quota.dir_node(e)]
+    assert [each.node for each in quota_admin.list_quotas(meta)] == [quota.dir_node(e)]
     with pytest.raises(ConfigError, match="removed"):
         limit_dir(meta, d, pages=2)
     mkdir(meta, ROOT_INO, b"f")
     meta.rename(ROOT, Place(ROOT_INO, b"f"), Place(ROOT_INO, b"e"))
-    assert not list(accounting.list_quotas(meta))
+    assert not list(quota_admin.list_quotas(meta))
 
 
 def test_without_quotas_nothing_is_charged(engine: Engine) -> None:
@@ -298,12 +300,12 @@ def test_without_quotas_nothing_is_charged(engine: Engine) -> None:
         assert used_dir(meta, d) == (2, 1)
         mkfile(idle, d, b"g", 1)
         assert used_dir(meta, d) == (3, 2)
-        assert accounting.delete_quota(meta, quota.dir_node(d))
-        assert not accounting.delete_quota(meta, quota.dir_node(d))
+        assert quota_admin.delete_quota(meta, quota.dir_node(d))
+        assert not quota_admin.delete_quota(meta, quota.dir_node(d))
         assert meta.transactor.view(_settings)[0] == ""
-        assert not meta.store.scan(schema.ACCOUNTS).items
+        assert not meta.store.scan(keys.ACCOUNTS).items
         idle.unlink(ROOT, d, b"g")
-        assert not meta.store.scan(schema.ACCOUNTS).items
+        assert not meta.store.scan(keys.ACCOUNTS).items
 
 
 def _settings(txn: Txn) -> tuple[str, int]:
@@ -319,7 +321,7 @@ def test_one_limit_at_a_time(engine: Engine) -> None:
     assert limit_dir(meta, d, pages=0).limit == (0, 7)
     limit_dir(meta, mkdir(meta, ROOT_INO, b"e"), pages=1)
     assert limit_dir(meta, d, inodes=0).limit == (0, 0)
-    assert len(list(accounting.list_quotas(meta))) == 1
+    assert len(list(quota_admin.list_quotas(meta))) == 1
 
 
 def test_recount_mends(engine: Engine) -> None:
@@ -328,10 +330,10 @@ def test_recount_mends(engine: Engine) -> None:
     mkfile(meta, d, b"f", 2)
     limit_dir(meta, d, pages=5, inodes=7)
     field = quota.space_field(quota.dir_node(d))
-    meta.transactor.run(lambda txn: txn.put(schema.ACCOUNTS, field, b"1234"))
+    meta.transactor.run(lambda txn: txn.put(keys.ACCOUNTS, field, b"1234"))
     other.link(ROOT, mkfile(other, d, b"g", 1), ROOT_INO, b"g")
-    accounting.recount(meta)
-    assert accounting.get_quota(meta, quota.dir_node(d)).limit == (5 * PAGE, 7)
+    quota_admin.recount(meta)
+    assert quota_admin.get_quota(meta, quota.dir_node(d)).limit == (5 * PAGE, 7)
     assert used_dir(meta, d) == (3, 2)
     edquot(lambda: mkfile(other, d, b"h", 3))
 
@@ -438,8 +440,8 @@ def test_counting_while_others_write(engine: Engine) -> None:
                     if each.done():
                         each.result()  # says why it has ended
                 limit_dir(admin, top, pages=10**6)
-                accounting.recount(admin)
-                accounting.delete_quota(admin, quota.dir_node(top))
+                quota_admin.recount(admin)
+                quota_admin.delete_quota(admin, quota.dir_node(top))
                 counts += 1
             limit_dir(admin, top, pages=10**6)
         finally:

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsmeta import accounting, clones, quota, snapshots
-from fsmeta.accounting import Limits
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import EXCHANGE, Place
-from fsmeta.sealed import shelf_of
-from fsmeta.trash_hours import expire, hours
+from fsmeta.admin import clones, quota_admin, snapshots
+from fsmeta.admin.quota_admin import Limits
+from fsmeta.admin.trash_expiry import expire, hours
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import EXCHANGE, Place
+from fsmeta.rules import quota
+from fsmeta.schema.snapshot_inos import shelf_of
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, Engine
@@ -300,19 +301,19 @@ class Machine:
         pages, inodes = self.dice.choice((0, 3, 9)), self.dice.choice((1, 3, 6))
         self.limits[node] = pages, inodes
         limits = Limits(pages * PAGE, inodes)
-        return lambda: accounting.set_quota(self.meta(), node, limits), _never
+        return lambda: quota_admin.set_quota(self.meta(), node, limits), _never
 
     def unlimit(self) -> object:
         if not self.limits or self.dice.random() < 0.7:
             return None
         node = self.dice.choice(sorted(self.limits))
         del self.limits[node]
-        return lambda: accounting.delete_quota(self.meta(), node), _never
+        return lambda: quota_admin.delete_quota(self.meta(), node), _never
 
     def refill(self) -> object:
         if not self.limits or self.dice.random() < 0.7:
             return None
-        return lambda: accounting.recount(self.meta()), _never
+        return lambda: quota_admin.recount(self.meta()), _never
 
     # Trash, clones and snapshots.
 
@@ -325,7 +326,7 @@ class Machine:
         return lambda: self._keep_days(days), _never
 
     def _keep_days(self, days: int) -> None:
-        accounting.change_settings(self.meta(), lambda now: now._replace(trash_days=days))
+        quota_admin.change_settings(self.meta(), lambda now: now._replace(trash_days=days))
         for meta in self.metas:  # as a mount does with each heartbeat
             meta.refresh_settings()
 
@@ -422,14 +423,14 @@ class Machine:
     def compare(self) -> None:
         """Every counter, and every limit."""
         meta = self.meta()
-        listed = {each.node: each for each in accounting.list_quotas(meta)}
+        listed = {each.node: each for each in quota_admin.list_quotas(meta)}
         shown = {n: (q.limit.space // PAGE, q.limit.inodes) for n, q in listed.items()}
         assert shown == self.limits
         volume = meta.statfs()
         assert (volume.space_used // PAGE, volume.inodes_used) == self.volume()
         if self.limits:
             for node, (pages, inodes) in self.nodes().items():
-                found = accounting.get_quota(meta, node).used
+                found = quota_admin.get_quota(meta, node).used
                 assert (found.space // PAGE, found.inodes) == (pages, inodes), node
 
 

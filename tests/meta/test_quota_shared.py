@@ -9,13 +9,15 @@ import errno
 
 import pytest
 
-from fsmeta import accounting, quota, schema
-from fsmeta.clones import CloneBuilder
-from fsmeta.engine import Meta
-from fsmeta.ops.create import NewNode
-from fsmeta.ops.ranges import KEEP_SIZE, PUNCH_HOLE, Span
-from fsmeta.ops.rename import Place
-from fsmeta.trash_hours import expire, hours
+from fsmeta.admin import quota_admin
+from fsmeta.admin.clones import CloneBuilder
+from fsmeta.admin.trash_expiry import expire, hours
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data.ranges import KEEP_SIZE, PUNCH_HOLE, Span
+from fsmeta.ops.names.create import NewNode
+from fsmeta.ops.names.rename import Place
+from fsmeta.rules import quota
+from fsmeta.schema import keys
 from fsmeta.types import ROOT_INO, Ino, Slice
 from tests.meta.engines import Engine
 from tests.meta.test_quota import (
@@ -101,7 +103,7 @@ def test_counting_begins_with_things_in_the_trash(engine: Engine) -> None:
     meta.unlink(ROOT, d, b"f")
     limit_dir(meta, d, pages=4)
     assert (used_dir(meta, d), used(meta, ALICES)) == ((0, 0), (3, 1))
-    accounting.recount(meta)
+    quota_admin.recount(meta)
     (place,) = _in_trash(meta)
     meta.rename(ROOT, place, Place(d, b"f"))
     assert (used_dir(meta, d), used(meta, ALICES)) == ((3, 1), (3, 1))
@@ -135,15 +137,15 @@ def test_copies_count_as_writes_do(engine: Engine) -> None:
     span = Span(source, 0, 4 * PAGE)
     meta.ranges.copy_file_range(span, one, 0)
     assert used_dir(meta, d) == (4, 2)
-    assert meta.store.read_rows([schema.SHARED]) == [{}]
+    assert meta.store.read_rows([keys.SHARED]) == [{}]
     edquot(lambda: meta.ranges.copy_file_range(span, two, 0))
     meta.ranges.fallocate(one, PUNCH_HOLE | KEEP_SIZE, 0, 3 * PAGE)
     assert used_dir(meta, d) == (1, 2)
-    meta.transactor.run(lambda txn: txn.put(schema.BACKGROUND, schema.COLLECTING, b"1"))
-    meta.cache.drop([schema.BACKGROUND])
+    meta.transactor.run(lambda txn: txn.put(keys.BACKGROUND, keys.COLLECTING, b"1"))
+    meta.cache.drop([keys.BACKGROUND])
     meta.ranges.copy_file_range(span, two, 0)
     assert used_dir(meta, d) == (5, 2)
-    assert [*meta.store.read_rows([schema.SHARED])[0]] == [schema.pack_u64(sid)]
+    assert [*meta.store.read_rows([keys.SHARED])[0]] == [keys.pack_u64(sid)]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_a_clone_counts_where_it_is_published(engine: Engine, room: str) -> None
         4 if room == "too few inodes" else 5,
     )  # fmt: skip
     if room == "alice has little":
-        accounting.set_quota(meta, ALICES, accounting.Limits(3 * PAGE, None))
+        quota_admin.set_quota(meta, ALICES, quota_admin.Limits(3 * PAGE, None))
     before = (used_dir(meta, place), used(meta, ALICES), meta.statfs())
     builder = CloneBuilder(meta, ALICE, False, lambda: False)
     if room == "enough":

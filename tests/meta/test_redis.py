@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.engine import Meta
 from fsmeta.errors import Ambiguous, Fenced, StoreError, Unavailable
-from fsmeta.redis_requests import ask
-from fsmeta.store import DELETE_ROW, FENCE_FIELD, PUT
-from fsmeta.store_redis import RedisStore
-from fsmeta.transact import Transactor
-from fsmeta.txn import Txn
+from fsmeta.meta.meta import Meta
+from fsmeta.schema import keys
+from fsmeta.store.contract import DELETE_ROW, FENCE_FIELD, PUT
+from fsmeta.store.redis.engine import RedisStore
+from fsmeta.store.redis.script import ask
+from fsmeta.txn.retry import Transactor
+from fsmeta.txn.txn import Txn
 from fsmeta.types import AT_END, ROOT_CALLER, ROOT_INO, Slice
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, change, make_volume, transactor
@@ -277,7 +277,7 @@ def test_an_append_that_nobody_answers_is_made_once(
     other.sessions.open({})
     ino = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100644).ino
     batch = [(AT_END, Slice(0, meta.new_slice_id(), 9, 0, 9))]
-    proxy.arm(cut, schema.pack_u64(batch[0][1].id))
+    proxy.arm(cut, keys.pack_u64(batch[0][1].id))
     proxy.refuse = True
     with pytest.raises(Ambiguous):
         meta.write_slices(ino, batch, 9, 1)

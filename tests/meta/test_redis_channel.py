@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from fsmeta.errors import Ambiguous, StoreError, Unavailable
-from fsmeta.redis_channel import Channel
 from fsmeta.runtime import SystemRuntime, Thread
+from fsmeta.store.redis.connection import Channel
 from tests.meta.engines import RUNTIME
 from tests.waiting import wait_until
 
@@ -34,7 +34,7 @@ class FakeServer:
 
 
 class FakeConnection:
-    """A `redis_channel.RedisConnection`."""
+    """A `redis/connection.RedisConnection`."""
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server

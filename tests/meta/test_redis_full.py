@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import Place
-from fsmeta.store_redis import RedisStore
-from fsmeta.trash_hours import expire, hours
+from fsmeta.admin.trash_expiry import expire, hours
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import Place
+from fsmeta.store.redis.engine import RedisStore
 from fsmeta.types import AT_END, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, make_volume

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.engine import Meta
 from fsmeta.errors import Fenced, Rewound, StoreError
-from fsmeta.id_supply import INO_BATCH
-from fsmeta.ops.session import ENDED_MAX
-from fsmeta.store import PUT
-from fsmeta.store_redis import RedisStore
+from fsmeta.meta.id_allocator import INO_BATCH
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.sessions.session import ENDED_MAX
+from fsmeta.schema import keys
+from fsmeta.store.contract import PUT
+from fsmeta.store.redis.engine import RedisStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, change, make_volume
@@ -210,7 +210,7 @@ def test_who_was_ended_after_its_lease_joins_again(past: Past) -> None:
     one.sessions.open({}, one.session.id)
     _make(one, b"again")
     assert _names(two) == {b"kept", b"again"}
-    assert past.server.ask("EXISTS", schema.ENDED) == 0, "who is back needs no proof"
+    assert past.server.ask("EXISTS", keys.ENDED) == 0, "who is back needs no proof"
 
 
 def test_who_was_ended_in_an_older_state_does_not(past: Past) -> None:
@@ -262,11 +262,11 @@ def test_an_answer_of_a_lost_connection_is_asked_for_again(past: Past) -> None:
 
 def test_ended_sessions_are_remembered_up_to_a_limit(past: Past) -> None:
     meta = past.meta()
-    fields = [word for n in range(ENDED_MAX + 5) for word in (schema.pack_u64(n + 10), b"1")]
-    past.server.ask("HSET", schema.ENDED, *fields)
+    fields = [word for n in range(ENDED_MAX + 5) for word in (keys.pack_u64(n + 10), b"1")]
+    past.server.ask("HSET", keys.ENDED, *fields)
     other = past.meta()
     assert other.session is not None
     meta.sessions.end(other.session.id)
-    left = past.server.ask("HKEYS", schema.ENDED)
+    left = past.server.ask("HKEYS", keys.ENDED)
     assert len(left) == ENDED_MAX
-    assert schema.pack_u64(other.session.id) in left
+    assert keys.pack_u64(other.session.id) in left

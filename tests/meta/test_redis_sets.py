@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta.engine import Meta
 from fsmeta.errors import Ambiguous, ConfigError, Rewound, StoreError
-from fsmeta.redis_commit import Wait
-from fsmeta.store_redis import RedisStore
-from fsmeta.transact import Transactor
-from fsmeta.txn import Txn
+from fsmeta.meta.meta import Meta
+from fsmeta.store.redis.commit import Wait
+from fsmeta.store.redis.engine import RedisStore
+from fsmeta.txn.retry import Transactor
+from fsmeta.txn.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Dentry
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, make_volume

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.config import open_store
-from fsmeta import redis_channel
+from fsclient.volume.metadata_url import open_store
 from fsmeta.errors import Ambiguous, ConfigError, StoreError, Unavailable
-from fsmeta.redis_requests import ask
-from fsmeta.redis_servers import CONNECT_TIMEOUT_S
-from fsmeta.store import PUT
-from fsmeta.store_redis import RedisStore
+from fsmeta.store.contract import PUT
+from fsmeta.store.redis import connection
+from fsmeta.store.redis.engine import RedisStore
+from fsmeta.store.redis.script import ask
+from fsmeta.store.redis.topology import CONNECT_TIMEOUT_S
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, change, make_volume
 from tests.redis_server import RedisServer, free_port
@@ -230,7 +230,7 @@ def test_tls_where_there_is_none(
     guarded: RedisServer, timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis waits for the rest of a line, and we for an answer."""
-    monkeypatch.setattr("fsmeta.redis_servers.CONNECT_TIMEOUT_S", timeout_s)
+    monkeypatch.setattr("fsmeta.store.redis.topology.CONNECT_TIMEOUT_S", timeout_s)
     _refused(f"rediss://:{SECRET}@127.0.0.1:{guarded.port}/0", "write redis://")
 
 
@@ -259,7 +259,7 @@ def test_close_ends_a_wait_over_tls(
 
     Nothing else ends it: neither Redis nor we lose patience.
     """
-    monkeypatch.setattr(redis_channel, "ANSWER_TIMEOUT_S", 1000.0)
+    monkeypatch.setattr(connection, "ANSWER_TIMEOUT_S", 1000.0)
     server, port, certificate = secure
     store = RedisStore(f"rediss://127.0.0.1:{port}/2?ssl_ca_certs={certificate}", RUNTIME)
     errors: list[type[StoreError]] = []

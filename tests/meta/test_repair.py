@@ -6,23 +6,24 @@ from collections.abc import Callable
 
 import pytest
 
-from fsmeta import clones, schema, schema_slices
-from fsmeta.check import check
-from fsmeta.engine import Meta
+from fsmeta.admin import clones
+from fsmeta.admin.trash_expiry import hours
+from fsmeta.check.check import check
+from fsmeta.check.repair import repair
 from fsmeta.errors import ConfigError
-from fsmeta.ops import clone
-from fsmeta.ops.clone import Building, Child
-from fsmeta.repair import repair
-from fsmeta.schema_packing import PACKED
-from fsmeta.store import DELETE, DELETE_ROW, PUT
-from fsmeta.trash_hours import hours
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.trees import clone
+from fsmeta.ops.trees.clone import Building, Child
+from fsmeta.schema import keys, slices
+from fsmeta.schema.segments import PACKED
+from fsmeta.store.contract import DELETE, DELETE_ROW, PUT
 from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType, Ino
 from tests.meta.engines import RUNTIME, add
 from tests.meta.test_check import Tree
 
 NOW_S = 1_700_000_000
 GONE = Ino(4242)
-SPARE = schema.pack_dentry(FileType.REG, GONE)
+SPARE = keys.pack_dentry(FileType.REG, GONE)
 
 
 def ended(tree: Tree) -> Meta:
@@ -33,7 +34,7 @@ def ended(tree: Tree) -> Meta:
 
 
 def orphan_of(ino: int) -> bytes:
-    return schema.pack_u64(ino)
+    return keys.pack_u64(ino)
 
 
 DAMAGE: dict[str, Callable[[Tree], None]] = {
@@ -43,38 +44,38 @@ DAMAGE: dict[str, Callable[[Tree], None]] = {
     "parent of a directory": lambda t: t.put_attr(t.sub, parent=ROOT_INO),
     "parent of what is linked": lambda t: t.put_attr(t.linked, parent=t.d),
     "counts of names": lambda t: t.plant(
-        (PUT, schema.inode_row(t.linked), schema.parent_field(t.d), b"7")
+        (PUT, keys.inode_row(t.linked), keys.parent_field(t.d), b"7")
     ),
     "counts of names elsewhere": lambda t: t.plant(
-        (PUT, schema.inode_row(t.linked), schema.parent_field(ROOT_INO), b"1")
+        (PUT, keys.inode_row(t.linked), keys.parent_field(ROOT_INO), b"1")
     ),
     "used bytes": lambda t: t.put_attr(t.f, used=1),
-    "usage of space": lambda t: t.plant(add(schema.USAGE, schema.SPACE, 999)),
-    "usage of inodes": lambda t: t.plant(add(schema.USAGE, schema.INODES, -2)),
-    "next inode": lambda t: t.plant((PUT, schema.COUNTERS, schema.NEXT_INO, b"2")),
-    "next slice": lambda t: t.plant((PUT, schema.COUNTERS, schema.NEXT_SLICE, b"1")),
-    "a name of nothing": lambda t: t.plant((PUT, schema.dir_row(t.d), b"ghost", SPARE)),
+    "usage of space": lambda t: t.plant(add(keys.USAGE, keys.SPACE, 999)),
+    "usage of inodes": lambda t: t.plant(add(keys.USAGE, keys.INODES, -2)),
+    "next inode": lambda t: t.plant((PUT, keys.COUNTERS, keys.NEXT_INO, b"2")),
+    "next slice": lambda t: t.plant((PUT, keys.COUNTERS, keys.NEXT_SLICE, b"1")),
+    "a name of nothing": lambda t: t.plant((PUT, keys.dir_row(t.d), b"ghost", SPARE)),
     "a name of the wrong type": lambda t: t.plant(
-        (PUT, schema.dir_row(t.d), b"f", schema.pack_dentry(FileType.DIR, t.f))
+        (PUT, keys.dir_row(t.d), b"f", keys.pack_dentry(FileType.DIR, t.f))
     ),
-    "a lost name": lambda t: t.plant((DELETE, schema.dir_row(t.d), b"f")),
-    "a lost name of several": lambda t: t.plant((DELETE, schema.dir_row(t.sub), b"l3")),
-    "a lost directory": lambda t: t.plant((DELETE, schema.dir_row(t.d), b"sub")),
-    "an orphan not listed": lambda t: t.plant((DELETE, schema.ORPHANS, orphan_of(t.orphan))),
+    "a lost name": lambda t: t.plant((DELETE, keys.dir_row(t.d), b"f")),
+    "a lost name of several": lambda t: t.plant((DELETE, keys.dir_row(t.sub), b"l3")),
+    "a lost directory": lambda t: t.plant((DELETE, keys.dir_row(t.d), b"sub")),
+    "an orphan not listed": lambda t: t.plant((DELETE, keys.ORPHANS, orphan_of(t.orphan))),
     "an orphan directory not listed": lambda t: t.plant(
-        (DELETE, schema.ORPHANS, orphan_of(t.orphan_dir))
+        (DELETE, keys.ORPHANS, orphan_of(t.orphan_dir))
     ),
     "an orphan with names": lambda t: t.plant(
-        (PUT, schema.ORPHANS, orphan_of(t.f), orphan_of(NOW_S))
+        (PUT, keys.ORPHANS, orphan_of(t.f), orphan_of(NOW_S))
     ),
     "an orphan that is gone": lambda t: t.plant(
-        (PUT, schema.ORPHANS, orphan_of(GONE), orphan_of(NOW_S))
+        (PUT, keys.ORPHANS, orphan_of(GONE), orphan_of(NOW_S))
     ),
     "a slice in use that waits for deletion": lambda t: t.plant(
-        (PUT, schema.DEAD_SLICES, orphan_of(1), schema_slices.pack_dead([(1, 5000), (900, 7)]))
+        (PUT, keys.DEAD_SLICES, orphan_of(1), slices.pack_dead([(1, 5000), (900, 7)]))
     ),
-    "a lost inode of a directory": lambda t: t.plant((DELETE_ROW, schema.inode_row(t.d))),
-    "a lost inode": lambda t: t.plant((DELETE_ROW, schema.inode_row(t.f))),
+    "a lost inode of a directory": lambda t: t.plant((DELETE_ROW, keys.inode_row(t.d))),
+    "a lost inode": lambda t: t.plant((DELETE_ROW, keys.inode_row(t.f))),
 }
 
 
@@ -84,15 +85,15 @@ def _trash(tree: Tree) -> None:
     meta.format = meta.format._replace(trash_days=1)
     meta.unlink(ROOT_CALLER, tree.d, b"f")
     (hour,) = hours(meta)
-    tree.plant((DELETE, schema.TRASH, schema.pack_u64(hour)))
+    tree.plant((DELETE, keys.TRASH, keys.pack_u64(hour)))
 
 
 DAMAGE |= {
     "an hour of the trash not listed": _trash,
-    "uses of a slice": lambda t: t.plant((PUT, schema.SHARED_SLICES, orphan_of(1), b"3")),
+    "uses of a slice": lambda t: t.plant((PUT, keys.SHARED_SLICES, orphan_of(1), b"3")),
     "a segment of nobody": lambda t: t.plant((PUT, PACKED, orphan_of(900), orphan_of(5))),
     "a segment that can't be read": lambda t: t.plant((PUT, PACKED, orphan_of(1), b"x")),
-    "uses of no slice": lambda t: t.plant((PUT, schema.SHARED_SLICES, orphan_of(900), b"1")),
+    "uses of no slice": lambda t: t.plant((PUT, keys.SHARED_SLICES, orphan_of(900), b"1")),
 }
 
 
@@ -124,8 +125,8 @@ def test_what_has_lost_its_name_is_in_lost_and_found() -> None:
     tree = Tree()
     meta = ended(tree)
     before = tree.attr(tree.f)
-    tree.plant((DELETE, schema.dir_row(tree.d), b"f"))
-    tree.plant((DELETE, schema.dir_row(tree.d), b"sub"))
+    tree.plant((DELETE, keys.dir_row(tree.d), b"f"))
+    tree.plant((DELETE, keys.dir_row(tree.d), b"sub"))
     repair(meta, NOW_S)
     fresh = Meta(tree.store, RUNTIME)
     found = fresh.lookup(ROOT_CALLER, ROOT_INO, b"lost+found")
@@ -138,14 +139,14 @@ def test_what_has_lost_its_name_is_in_lost_and_found() -> None:
 def test_what_does_not_decode_is_left_alone() -> None:
     tree = Tree()
     meta = ended(tree)
-    row = schema.inode_row(tree.f)
-    tree.plant((PUT, row, schema.VOLATILE_FIELD, b"nonsense"))
-    tree.plant(add(schema.USAGE, schema.INODES, 5))
+    row = keys.inode_row(tree.f)
+    tree.plant((PUT, row, keys.VOLATILE_FIELD, b"nonsense"))
+    tree.plant(add(keys.USAGE, keys.INODES, 5))
     tree.put_attr(tree.linked, nlink=9)
     done, checked = repair(meta, NOW_S)
     assert done == [], "its name stays, and nobody knows the right counters"
     assert {problem.ino for problem in checked.problems} >= {tree.f}
-    assert tree.store.read([(schema.dir_row(tree.d), b"f")])[0] is not None
+    assert tree.store.read([(keys.dir_row(tree.d), b"f")])[0] is not None
 
 
 def test_t1_what_is_in_the_trash_and_not_right_stays_there() -> None:
@@ -177,7 +178,7 @@ def test_t2_a_clone_that_is_being_built_is_left_to_a_mount() -> None:
     assert clones.abandoned(fresh) == [building._replace(owner=None)]
     clones.discard(fresh, building)
     assert check(tree.store).problems == []
-    assert tree.store.read_rows([schema.CLONES]) == [{}]
+    assert tree.store.read_rows([keys.CLONES]) == [{}]
 
 
 def test_a_volume_in_use_is_not_repaired() -> None:

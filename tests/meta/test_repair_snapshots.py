@@ -10,21 +10,22 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from fsmeta import clones, schema, schema_inode, snapshots
-from fsmeta.check import check
-from fsmeta.engine import Meta
-from fsmeta.repair import repair
-from fsmeta.schema_snapshots import SNAPSHOTS, Snapshot, pack_snapshot
-from fsmeta.sealed import shelf_of
-from fsmeta.snapshots import Taker
-from fsmeta.store import DELETE, DELETE_ROW, PUT, Store
+from fsmeta.admin import clones, snapshots
+from fsmeta.admin.snapshots import Taker
+from fsmeta.check.check import check
+from fsmeta.check.repair import repair
+from fsmeta.meta.meta import Meta
+from fsmeta.schema import inode, keys
+from fsmeta.schema.snapshot_inos import shelf_of
+from fsmeta.schema.snapshots import SNAPSHOTS, Snapshot, pack_snapshot
+from fsmeta.store.contract import DELETE, DELETE_ROW, PUT, Store
 from fsmeta.types import ROOT_CALLER, ROOT_INO, SNAPSHOTS_SHIFT, FileType, Ino
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, Engine, change
 from tests.meta.test_repair import NOW_S
 
 ROOT: Final = ROOT_CALLER
-EIGHT: Final = schema.pack_u64
+EIGHT: Final = keys.pack_u64
 NOTHING: Final = Ino((1 << 60) + 1)  # in no snapshot: the root has the number 1
 MANY: Final = 7 << SNAPSHOTS_SHIFT
 
@@ -45,7 +46,7 @@ class Kept:
         self.kept_file = meta.lookup(ROOT, self.made.root, b"file").ino
         self.kept_sub = meta.lookup(ROOT, self.made.root, b"sub").ino
         self.deep = meta.lookup(ROOT, self.kept_sub, b"deep").ino
-        self.shelf = schema.dir_row(shelf_of(self.top))
+        self.shelf = keys.dir_row(shelf_of(self.top))
         self.listed = EIGHT(self.made.root)
 
     def plant(self, row: bytes, field: bytes, value: bytes | None) -> None:
@@ -64,12 +65,12 @@ class Kept:
 
     def count(self, flags: int) -> None:
         """The directory says that it has so many."""
-        row = schema.inode_row(self.top)
-        a, v = self.store.read([(row, schema.ATTR_FIELD), (row, schema.VOLATILE_FIELD)])
+        row = keys.inode_row(self.top)
+        a, v = self.store.read([(row, keys.ATTR_FIELD), (row, keys.VOLATILE_FIELD)])
         assert a is not None
         assert v is not None
-        attr = schema_inode.unpack_inode(self.top, a, v)._replace(flags=flags)
-        self.plant(row, schema.ATTR_FIELD, schema_inode.pack_attr(attr))
+        attr = inode.unpack_inode(self.top, a, v)._replace(flags=flags)
+        self.plant(row, keys.ATTR_FIELD, inode.pack_attr(attr))
 
 
 def take(meta: Meta, source: Ino, name: bytes) -> Snapshot:
@@ -77,7 +78,7 @@ def take(meta: Meta, source: Ino, name: bytes) -> Snapshot:
 
 
 def _dentry(ino: Ino, kind: FileType = FileType.DIR) -> bytes:
-    return schema.pack_dentry(kind, ino)
+    return keys.pack_dentry(kind, ino)
 
 
 def _into_the_trash(kept: Kept) -> None:
@@ -96,7 +97,7 @@ def _into_the_trash(kept: Kept) -> None:
 def _gone(kept: Kept) -> None:
     """Or the inode is lost, with the names in it."""
     _into_the_trash(kept)
-    kept.lose_row(schema.inode_row(kept.top))
+    kept.lose_row(keys.inode_row(kept.top))
 
 
 def _deleted_and_listed(kept: Kept) -> None:
@@ -113,8 +114,8 @@ def _lose_all_names(kept: Kept) -> None:
 
 def _lose_kept_file(kept: Kept) -> None:
     """Both names of a file."""
-    kept.plant(schema.dir_row(kept.made.root), b"file", None)
-    kept.plant(schema.dir_row(kept.kept_sub), b"also", None)
+    kept.plant(keys.dir_row(kept.made.root), b"file", None)
+    kept.plant(keys.dir_row(kept.kept_sub), b"also", None)
 
 
 def _unreadable_and_nameless(kept: Kept) -> None:
@@ -124,8 +125,8 @@ def _unreadable_and_nameless(kept: Kept) -> None:
 
 def _lose_everything(kept: Kept) -> None:
     for ino in (kept.made.root, kept.kept_file, kept.kept_sub, kept.deep):
-        kept.lose_row(schema.inode_row(ino))
-        kept.lose_row(schema.dir_row(ino))
+        kept.lose_row(keys.inode_row(ino))
+        kept.lose_row(keys.dir_row(ino))
 
 
 class Damage(NamedTuple):
@@ -160,7 +161,7 @@ DAMAGES: Final[dict[str, Damage]] = {
     "no name, which is taken": Damage(
         lambda k: k.plant(k.shelf, b"snap", _dentry(k.top)), "across the border", "#{}"
     ),
-    "no root": Damage(lambda k: k.lose_row(schema.inode_row(k.made.root)), "does not exist"),
+    "no root": Damage(lambda k: k.lose_row(keys.inode_row(k.made.root)), "does not exist"),
     "no root and no names": Damage(
         _lose_everything,
         "does not exist",
@@ -171,13 +172,13 @@ DAMAGES: Final[dict[str, Damage]] = {
     "source gone": Damage(_gone, "has snapshots and does not exist"),
     "no name of a file in it": Damage(_lose_kept_file, "has 2 links and 0 names"),
     "no name of a directory in it": Damage(
-        lambda k: k.plant(schema.dir_row(k.made.root), b"sub", None), "whose names are in {}"
+        lambda k: k.plant(keys.dir_row(k.made.root), b"sub", None), "whose names are in {}"
     ),
     "a name from outside": Damage(
-        lambda k: k.plant(schema.dir_row(k.top), b"in", _dentry(k.kept_sub)), "across the border"
+        lambda k: k.plant(keys.dir_row(k.top), b"in", _dentry(k.kept_sub)), "across the border"
     ),
     "a name to the outside": Damage(
-        lambda k: k.plant(schema.dir_row(k.kept_sub), b"out", _dentry(k.file, FileType.REG)),
+        lambda k: k.plant(keys.dir_row(k.kept_sub), b"out", _dentry(k.file, FileType.REG)),
         "across the border",
     ),
 }
@@ -250,7 +251,7 @@ def test_r1_t2_what_has_no_place_is_named_and_left(engine: Engine) -> None:
     meta = engine.meta()
     kept = Kept(engine, meta, b"top")
     meta.sessions.close()
-    rows = [schema.inode_row(kept.kept_sub), schema.dir_row(kept.kept_sub)]
+    rows = [keys.inode_row(kept.kept_sub), keys.dir_row(kept.kept_sub)]
     before = [(row, engine.first.read_rows([row])[0]) for row in rows]
     for row in rows:
         kept.lose_row(row)
@@ -263,5 +264,5 @@ def test_r1_t2_what_has_no_place_is_named_and_left(engine: Engine) -> None:
     for row, fields in before:
         for field, value in fields.items():
             kept.plant(row, field, value)
-    kept.plant(schema.dir_row(kept.made.root), b"sub", _dentry(kept.kept_sub))
+    kept.plant(keys.dir_row(kept.made.root), b"sub", _dentry(kept.kept_sub))
     assert repair(meta, NOW_S)[1].problems == []

@@ -13,28 +13,29 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta import accounting, acl, quota, schema, schema_inode
-from fsmeta import schema_locks as locks
-from fsmeta.accounting import Limits
-from fsmeta.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named, pack_xattr
-from fsmeta.check import Examination, check
-from fsmeta.engine import Meta
-from fsmeta.repair import repair
-from fsmeta.schema_locks import LOCK_END, Kind, Lock, Owner, Wait
-from fsmeta.snapshots import Taker
-from fsmeta.spill import Groups, Spill
-from fsmeta.store import DELETE, DELETE_ROW, FENCE_FIELD, PUT, limit_field
-from fsmeta.trash import TRASH_INO
-from fsmeta.trash_hours import hours
+from fsmeta.admin import quota_admin
+from fsmeta.admin.quota_admin import Limits
+from fsmeta.admin.snapshots import Taker
+from fsmeta.admin.trash_expiry import hours
+from fsmeta.check.check import Examination, check
+from fsmeta.check.repair import repair
+from fsmeta.check.spill_table import Groups, Spill
+from fsmeta.meta.meta import Meta
+from fsmeta.rules import quota
+from fsmeta.schema import acl, inode, keys, locks
+from fsmeta.schema.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named, pack_xattr
+from fsmeta.schema.locks import LOCK_END, Kind, Lock, Owner, Wait
+from fsmeta.schema.trash import TRASH_INO
+from fsmeta.store.contract import DELETE, DELETE_ROW, FENCE_FIELD, PUT, limit_field
 from fsmeta.types import ROOT_CALLER, FileType, Ino
 from tests.conftest import assert_clean
 from tests.meta.engines import RUNTIME, add
 from tests.meta.test_check import Tree
 from tests.meta.test_repair import NOW_S, ended
 
-EIGHT = schema.pack_u64
+EIGHT = keys.pack_u64
 LET_IN = Acl(7, 5, 7, 0, (Named(False, 1000, 7),))
-ACCOUNTS, LIMITED, BACKGROUND = schema.ACCOUNTS, schema.LIMITED, schema.BACKGROUND
+ACCOUNTS, LIMITED, BACKGROUND = keys.ACCOUNTS, keys.LIMITED, keys.BACKGROUND
 
 
 class Everything(Tree):
@@ -43,7 +44,7 @@ class Everything(Tree):
     def __init__(self, files: int = 0) -> None:
         super().__init__()
         self.node = quota.dir_node(self.d)
-        accounting.set_quota(self.meta, self.node, Limits(1 << 30, 100_000))
+        quota_admin.set_quota(self.meta, self.node, Limits(1 << 30, 100_000))
         self.meta.setxattr(ROOT_CALLER, self.f, ACCESS_XATTR, pack_xattr(LET_IN))
         self.meta.setxattr(ROOT_CALLER, self.sub, DEFAULT_XATTR, pack_xattr(LET_IN))
         self.meta.format = self.meta.format._replace(trash_days=1)
@@ -65,7 +66,7 @@ def _space(uid: int) -> bytes:
 
 def _acl(tree: Everything, ino: Ino) -> bytes:
     attr = tree.attr(ino)
-    return schema.acl_row(attr.acl or attr.default_acl)
+    return keys.acl_row(attr.acl or attr.default_acl)
 
 
 def _lock(tree: Everything, session: int) -> None:
@@ -80,7 +81,7 @@ def _wait(tree: Everything) -> None:
 
 def _fill_trashed_dir(tree: Everything) -> None:
     tree.put_name(tree.trashed_dir, b"x", tree.f)
-    tree.plant((DELETE, schema.dir_row(tree.d), b"f"))
+    tree.plant((DELETE, keys.dir_row(tree.d), b"f"))
     tree.put_attr(tree.f, parent=tree.trashed_dir)
 
 
@@ -120,15 +121,15 @@ DAMAGE: dict[str, tuple[str, Damage]] = {
     "mark": ("has mark 9", lambda t: t.put_attr(t.s, mark=9)),
     "home elsewhere": (
         "counts in 1, where it has no name",
-        lambda t: t.change_field(schema.inode_row(t.linked), schema.HOME_FIELD, EIGHT(1)),
+        lambda t: t.change_field(keys.inode_row(t.linked), keys.HOME_FIELD, EIGHT(1)),
     ),
     "no home": (
         "has several names and no home",
-        lambda t: t.change_field(schema.inode_row(t.linked), schema.HOME_FIELD, None),
+        lambda t: t.change_field(keys.inode_row(t.linked), keys.HOME_FIELD, None),
     ),
     "home that can't be read": (
         "has a home b'x'",
-        lambda t: t.change_field(schema.inode_row(t.linked), schema.HOME_FIELD, b"x"),
+        lambda t: t.change_field(keys.inode_row(t.linked), keys.HOME_FIELD, b"x"),
     ),
     "ACL of a file gone": ("has access ACL", lambda t: t.plant((DELETE_ROW, _acl(t, t.f)))),
     "default ACL gone": ("has default ACL", lambda t: t.plant((DELETE_ROW, _acl(t, t.sub)))),
@@ -137,7 +138,7 @@ DAMAGE: dict[str, tuple[str, Damage]] = {
     ),
     "ACL with more": ("has fields", lambda t: t.change_field(_acl(t, t.f), b"more", b"x")),
     "ACLs nobody speaks of": (
-        "F does not say so", lambda t: t.change_field(schema.FORMAT, schema.HAS_ACLS, None)
+        "F does not say so", lambda t: t.change_field(keys.FORMAT, keys.HAS_ACLS, None)
     ),
     "default ACL of a file": (
         "is no directory",
@@ -150,17 +151,17 @@ DAMAGE: dict[str, tuple[str, Damage]] = {
     "uses beyond belief": ("shared slice", lambda t: t.change_field(b"R", EIGHT(1), b"9" * 19)),
     "drops that can't be read": ("row b'X'", lambda t: t.change_field(b"X", EIGHT(99), b"short")),
     "an orphan that can't be read": (
-        "orphan b'odd'", lambda t: t.change_field(schema.ORPHANS, b"odd", EIGHT(1))
+        "orphan b'odd'", lambda t: t.change_field(keys.ORPHANS, b"odd", EIGHT(1))
     ),
     "hour that is none": (
-        "is listed as an hour", lambda t: t.change_field(schema.TRASH, EIGHT(5), b"1")
+        "is listed as an hour", lambda t: t.change_field(keys.TRASH, EIGHT(5), b"1")
     ),
     "hour that can't be read": (
-        "is listed as an hour", lambda t: t.change_field(schema.TRASH, b"today", b"1")
+        "is listed as an hour", lambda t: t.change_field(keys.TRASH, b"today", b"1")
     ),
     "hour not listed": (
         "in the trash and is not listed",
-        lambda t: t.change_field(schema.TRASH, EIGHT(t.hour), None),
+        lambda t: t.change_field(keys.TRASH, EIGHT(t.hour), None),
     ),
     "directory in the trash": ("in the trash and not empty", _fill_trashed_dir),
     "name in the trash of nothing": (
@@ -168,10 +169,10 @@ DAMAGE: dict[str, tuple[str, Damage]] = {
     ),
     "clone that is gone": (
         "clone that is being built and does not exist",
-        lambda t: t.change_field(schema.CLONES, EIGHT(4242), EIGHT(1)),
+        lambda t: t.change_field(keys.CLONES, EIGHT(4242), EIGHT(1)),
     ),
     "clone that can't be read": (
-        "is listed as a clone", lambda t: t.change_field(schema.CLONES, b"odd", EIGHT(1))
+        "is listed as a clone", lambda t: t.change_field(keys.CLONES, b"odd", EIGHT(1))
     ),
     "lock of a session that ended": ("which has ended", lambda t: _lock(t, 3)),
     "wait without need": ("somebody waits for without need", _wait),
@@ -183,15 +184,15 @@ DAMAGE: dict[str, tuple[str, Damage]] = {
         lambda t: t.change_field(locks.grant_row(3), locks.place_field(t.f, Kind.FLOCK), b"1"),
     ),
     "session that is not listed": (
-        "not listed", lambda t: t.change_field(schema.session_row(99), FENCE_FIELD, b"1")
+        "not listed", lambda t: t.change_field(keys.session_row(99), FENCE_FIELD, b"1")
     ),
     "session that can't be read": (
-        "row b'S'", lambda t: t.change_field(schema.SESSIONS, EIGHT(99), b"\x81")
+        "row b'S'", lambda t: t.change_field(keys.SESSIONS, EIGHT(99), b"\x81")
     ),
-    "session of no number": ("row b'S'", lambda t: t.change_field(schema.SESSIONS, b"x", b"\x80")),
-    "leader": ("leads", lambda t: t.change_field(BACKGROUND, schema.LEADER, b"me")),
-    "round": ("field b'round'", lambda t: t.change_field(BACKGROUND, schema.ROUND, b"one")),
-    "void": ("field b'void'", lambda t: t.change_field(BACKGROUND, schema.VOID, b"none")),
+    "session of no number": ("row b'S'", lambda t: t.change_field(keys.SESSIONS, b"x", b"\x80")),
+    "leader": ("leads", lambda t: t.change_field(BACKGROUND, keys.LEADER, b"me")),
+    "round": ("field b'round'", lambda t: t.change_field(BACKGROUND, keys.ROUND, b"one")),
+    "void": ("field b'void'", lambda t: t.change_field(BACKGROUND, keys.VOID, b"none")),
 }  # fmt: skip
 
 
@@ -257,11 +258,11 @@ def test_p2_acl_records_that_no_inode_has_are_removed() -> None:
 def test_r1_no_id_is_moved_by_an_hour_of_the_trash() -> None:
     """Regression: the hour's number, 2^61 and more, was taken for an inode's."""
     tree = Everything()
-    before = tree.store.read([(schema.COUNTERS, schema.NEXT_INO)])
-    assert schema.id_of(EIGHT(tree.hour)) > TRASH_INO
-    tree.change_field(schema.TRASH, EIGHT(tree.hour), None)
+    before = tree.store.read([(keys.COUNTERS, keys.NEXT_INO)])
+    assert keys.id_of(EIGHT(tree.hour)) > TRASH_INO
+    tree.change_field(keys.TRASH, EIGHT(tree.hour), None)
     repair(tree.ended, NOW_S)
-    assert tree.store.read([(schema.COUNTERS, schema.NEXT_INO)]) == before
+    assert tree.store.read([(keys.COUNTERS, keys.NEXT_INO)]) == before
 
 
 # --- the tables that spill ------------------------------------------------------------------------
@@ -341,14 +342,14 @@ def test_t2_repairing_directories_leaves_snapshots_as_they_are() -> None:
     assert_clean(tree.store)
     copied = meta.lookup(ROOT_CALLER, made.root, b"sub").ino
     attr = meta.getattr(ROOT_CALLER, tree.d)
-    wrong = schema_inode.pack_attr(attr._replace(flags=attr.flags | 1 << 12))
-    tree.change_field(schema.inode_row(tree.d), schema.ATTR_FIELD, wrong)
-    volatile = schema_inode.pack_volatile(meta.getattr(ROOT_CALLER, copied)._replace(nlink=9))
-    tree.change_field(schema.inode_row(copied), schema.VOLATILE_FIELD, volatile)
-    before = tree.store.read([(schema.COUNTERS, schema.NEXT_INO)])
+    wrong = inode.pack_attr(attr._replace(flags=attr.flags | 1 << 12))
+    tree.change_field(keys.inode_row(tree.d), keys.ATTR_FIELD, wrong)
+    volatile = inode.pack_volatile(meta.getattr(ROOT_CALLER, copied)._replace(nlink=9))
+    tree.change_field(keys.inode_row(copied), keys.VOLATILE_FIELD, volatile)
+    before = tree.store.read([(keys.COUNTERS, keys.NEXT_INO)])
     done, checked = repair(meta, NOW_S)
     assert checked.problems == []
     assert len(done) == 2, done
     assert meta.getattr(ROOT_CALLER, tree.d) == attr
-    assert tree.store.read([(schema.COUNTERS, schema.NEXT_INO)]) == before
+    assert tree.store.read([(keys.COUNTERS, keys.NEXT_INO)]) == before
     assert_clean(tree.store)

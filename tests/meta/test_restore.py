@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from fsclient.restore import BEAT_S, Outcome, Restorer, Trashed
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import Place
+from fsclient.upkeep.restore import BEAT_S, Outcome, Restorer, Trashed
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import Place
 from fsmeta.types import ROOT_INO, Caller, FileType, Ino
 from tests.meta.engines import RUNTIME, Engine
 from tests.meta.trash_world import ROOT, USER, Clocks, all_in_trash, small_file, trashing_client

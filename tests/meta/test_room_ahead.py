@@ -11,10 +11,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from fsmeta import schema
 from fsmeta.errors import Conflict, LimitExceeded, NotEmpty
-from fsmeta.store import DELETE, PUT, SHIFT, Commit, Key, Write, limit_field
-from fsmeta.tikv_counters import (
+from fsmeta.schema import keys as schema
+from fsmeta.store.contract import DELETE, PUT, SHIFT, Commit, Key, Write, limit_field
+from fsmeta.store.tikv.batch import Image, PartsWanted, Plan
+from fsmeta.store.tikv.escrow_counters import (
     SHARE,
     UNLIMITED,
     Sides,
@@ -26,8 +27,7 @@ from fsmeta.tikv_counters import (
     total,
     with_claim,
 )
-from fsmeta.tikv_image import Image, PartsWanted, Plan
-from fsmeta.tikv_keys import PARTS, counter_of, part_of
+from fsmeta.store.tikv.keys import PARTS, counter_of, part_of
 from tests.meta.engines import add, change
 
 ROW = schema.ACCOUNTS

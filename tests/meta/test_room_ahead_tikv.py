@@ -16,17 +16,19 @@ from typing import Any
 
 import pytest
 
-from fsmeta import accounting, quota, schema
-from fsmeta.accounting import Limits
-from fsmeta.engine import Meta
+from fsmeta.admin import quota_admin
+from fsmeta.admin.quota_admin import Limits
 from fsmeta.errors import LimitExceeded
-from fsmeta.ops.rename import Place
-from fsmeta.store import DELETE, DELETE_ROW, PUT, SHIFT, Key, Store, limit_field
-from fsmeta.store_tikv import parse_url
-from fsmeta.tikv_claims import CLAIM_S, PATIENCE, Claim, Claims
-from fsmeta.tikv_counters import UNLIMITED, claim_of
-from fsmeta.tikv_keys import KeySpace
-from fsmeta.tikv_link import TikvLink, Transaction, WriteConflict
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import Place
+from fsmeta.rules import quota
+from fsmeta.schema import keys
+from fsmeta.store.contract import DELETE, DELETE_ROW, PUT, SHIFT, Key, Store, limit_field
+from fsmeta.store.tikv.client import TikvLink, Transaction, WriteConflict
+from fsmeta.store.tikv.counter_claims import CLAIM_S, PATIENCE, Claim, Claims
+from fsmeta.store.tikv.engine import parse_url
+from fsmeta.store.tikv.escrow_counters import UNLIMITED, claim_of
+from fsmeta.store.tikv.keys import KeySpace
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.meta.engines import RUNTIME, Engine, add, change
 from tests.meta.hoarder import PAGE, USER, fill
@@ -49,9 +51,9 @@ def top(engine: Engine) -> Ino:
     """A directory with a limit, whose owner and group have one, too."""
     meta = engine.meta()
     made = meta.create(ROOT_CALLER, ROOT_INO, b"d", 0o40777).ino
-    accounting.set_quota(meta, quota.dir_node(made), Limits(LIMIT * PAGE, LIMIT))
+    quota_admin.set_quota(meta, quota.dir_node(made), Limits(LIMIT * PAGE, LIMIT))
     for node in quota.owners(USER.uid, USER.gid):
-        accounting.set_quota(meta, node, Limits(LIMIT * PAGE * 2, LIMIT * 2))
+        quota_admin.set_quota(meta, node, Limits(LIMIT * PAGE * 2, LIMIT * 2))
     return made
 
 
@@ -69,7 +71,7 @@ def test_q1_clients_below_one_limit_do_not_meet(engine: Engine, top: Ino) -> Non
     """
     clients, files = [engine.meta() for _ in range(3)], 10
     for node in (quota.dir_node(top), *quota.owners(USER.uid, USER.gid)):
-        accounting.set_quota(clients[0], node, Limits(1 << 40, 1_000_000))
+        quota_admin.set_quota(clients[0], node, Limits(1 << 40, 1_000_000))
     own = [meta.create(USER, top, b"%d" % n, 0o40777).ino for n, meta in enumerate(clients)]
 
     def work(client: int, turn: int) -> None:
@@ -127,7 +129,7 @@ def test_q1_killed_clients_take_no_room_along(
             victim.kill()
     tikv_server.heal()
     fill(engine.meta(), b"last")
-    assert accounting.get_quota(engine.meta(), quota.dir_node(top)).used.inodes == LIMIT
+    assert quota_admin.get_quota(engine.meta(), quota.dir_node(top)).used.inodes == LIMIT
 
 
 def test_q1_two_clients_fill_a_directory_exactly(engine: Engine, top: Ino) -> None:
@@ -135,13 +137,13 @@ def test_q1_two_clients_fill_a_directory_exactly(engine: Engine, top: Ino) -> No
     metas = [engine.meta() for _ in range(2)]
     _together([lambda n=n: fill(metas[n], b"c%d" % n) for n in range(2)])  # type: ignore[misc]
     node = quota.dir_node(top)
-    assert accounting.get_quota(metas[0], node).used.inodes == LIMIT
+    assert quota_admin.get_quota(metas[0], node).used.inodes == LIMIT
     own = metas[0].lookup(USER, top, b"c0").ino
     gone = metas[0].names(own)[0][:9]
     for dentry in gone:
         metas[0].unlink(USER, own, dentry.name)
     assert fill(metas[1], b"more") == len(gone) - 1  # and its directory
-    assert accounting.get_quota(metas[0], node).used.inodes == LIMIT
+    assert quota_admin.get_quota(metas[0], node).used.inodes == LIMIT
 
 
 def test_q1_what_moves_takes_what_lies_in_all_parts(engine: Engine, top: Ino) -> None:
@@ -155,7 +157,7 @@ def test_q1_what_moves_takes_what_lies_in_all_parts(engine: Engine, top: Ino) ->
     nodes = [quota.dir_node(ino) for ino in (top, moving, other)]
 
     def used() -> list[int]:
-        return [accounting.get_quota(metas[1], node).used.inodes for node in nodes]
+        return [quota_admin.get_quota(metas[1], node).used.inodes for node in nodes]
 
     assert used() == [13, 12, 0]
     metas[1].rename(USER, Place(top, b"moving"), Place(other, b"moving"))
@@ -163,7 +165,7 @@ def test_q1_what_moves_takes_what_lies_in_all_parts(engine: Engine, top: Ino) ->
     metas[2].unlink(USER, moving, b"0.0")
     metas[0].rename(USER, Place(other, b"moving"), Place(top, b"moving"))
     assert used() == [12, 11, 0]
-    accounting.recount(metas[1])
+    quota_admin.recount(metas[1])
     assert used() == [12, 11, 0]
 
 
@@ -183,7 +185,7 @@ def test_q1_a_directory_moves_while_others_create_in_it(
     """
     *makers, mover = (engine.meta() for _ in range(MAKERS + 1))
     for node in (quota.dir_node(top), *quota.owners(USER.uid, USER.gid)):
-        accounting.set_quota(mover, node, Limits(1 << 40, 1_000_000))
+        quota_admin.set_quota(mover, node, Limits(1 << 40, 1_000_000))
     moving = mover.create(USER, top, b"moving", 0o40777).ino
     other = mover.create(ROOT_CALLER, ROOT_INO, b"other", 0o40777).ino
     for method in ("KvBatchGet", "KvScan", "KvPrewrite"):
@@ -211,7 +213,7 @@ def test_q1_a_directory_moves_while_others_create_in_it(
             done.set()
         for each in making:
             each.result()
-    used = [accounting.get_quota(mover, quota.dir_node(ino)).used.inodes for ino in (top, moving)]
+    used = [quota_admin.get_quota(mover, quota.dir_node(ino)).used.inodes for ino in (top, moving)]
     assert used == [sum(made) + 1, sum(made)]
     assert tries() <= MOVES * TRIES_MAX
 
@@ -236,24 +238,24 @@ def test_q1_a_dead_client_s_claim_holds_nobody_up_for_long(engine: Engine, top: 
     space = KeySpace(parse_url(engine.url)[1])
     link = other.store._link  # type: ignore[attr-defined]
     claims = Claims(link, space, RUNTIME)
-    dead, counter = Claim(), (schema.ACCOUNTS, quota.inodes_field(quota.dir_node(top)))
+    dead, counter = Claim(), (keys.ACCOUNTS, quota.inodes_field(quota.dir_node(top)))
     dead.wanted = [counter]
     link.call(claims.lay(dead))
     assert claim_of(_base(engine, other.store, counter)) == dead.name
-    assert accounting.get_quota(other, quota.dir_node(top)).used.inodes == 1
+    assert quota_admin.get_quota(other, quota.dir_node(top)).used.inodes == 1
     with other.store.everything() as records:
-        assert {f: v for r, f, v in records if r == schema.ACCOUNTS}[counter[1]] == b"1"
+        assert {f: v for r, f, v in records if r == keys.ACCOUNTS}[counter[1]] == b"1"
     begun = RUNTIME.monotonic()
     meta.create(USER, top, b"b", 0o100666)
     assert RUNTIME.monotonic() - begun >= CLAIM_S
     assert claim_of(_base(engine, other.store, counter)) == b""
-    assert accounting.get_quota(other, quota.dir_node(top)).used.inodes == 2
+    assert quota_admin.get_quota(other, quota.dir_node(top)).used.inodes == 2
 
 
 def test_q1_a_claim_of_a_commit_that_is_refused_is_lifted(engine: Engine) -> None:
     """Whoever claims what he then may not have leaves no claim behind."""
     store, other = engine.open(), engine.open()
-    row, (name, target) = schema.ACCOUNTS, (quota.space_field(quota.user_node(n)) for n in (8, 9))
+    row, (name, target) = keys.ACCOUNTS, (quota.space_field(quota.user_node(n)) for n in (8, 9))
     store.commit(change(add(row, name, 3)))
     link: TikvLink = store._link  # type: ignore[attr-defined]
     commit, commits = link.commit, 0
@@ -311,7 +313,7 @@ def _stored(engine: Engine, store: Store, row: bytes) -> dict[bytes, int]:
 
 def test_q1_near_the_limit_nothing_is_ahead(engine: Engine) -> None:
     """Shares shrink with what is left; at the end the base says it all."""
-    stores, row, name = [engine.open() for _ in range(3)], schema.USAGE, b"space"
+    stores, row, name = [engine.open() for _ in range(3)], keys.USAGE, b"space"
     ahead = []
     for n in range(100):
         stores[n % 3].commit(change(add(row, name, 1, 100, "ENOSPC")))
@@ -327,7 +329,7 @@ def test_q1_near_the_limit_nothing_is_ahead(engine: Engine) -> None:
 
 def test_pages_of_counters_in_many_parts(engine: Engine) -> None:
     """A page may end between the parts of a counter; each comes once, whole."""
-    stores, row = [engine.open() for _ in range(3)], schema.ACCOUNTS
+    stores, row = [engine.open() for _ in range(3)], keys.ACCOUNTS
     names = [quota.space_field(quota.user_node(n)) for n in range(100)]
     for turn, store in enumerate(stores):
         store.commit(change(*(add(row, name, turn + 1) for name in names)))
@@ -357,10 +359,10 @@ def test_q1_a_volume_s_limit_comes_and_goes(engine: Engine) -> None:
     meta = engine.meta()
     for n in range(3):
         meta.create(ROOT_CALLER, ROOT_INO, b"a%d" % n, 0o100666)
-    accounting.change_settings(meta, lambda now: now._replace(inodes=6))
+    quota_admin.change_settings(meta, lambda now: now._replace(inodes=6))
     assert fill_root(engine.meta()) == 2
     assert meta.statfs().inodes_used == 6
-    accounting.change_settings(meta, lambda now: now._replace(inodes=0))
+    quota_admin.change_settings(meta, lambda now: now._replace(inodes=0))
     meta.create(ROOT_CALLER, ROOT_INO, b"more", 0o100666)
     assert meta.statfs().inodes_used == 7
 

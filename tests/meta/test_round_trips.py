@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import EXCHANGE, Place
-from fsmeta.store_redis import RedisStore
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import EXCHANGE, Place
+from fsmeta.store.redis.engine import RedisStore
 from fsmeta.types import CHUNK_BYTES, ROOT_INO, Attr, Caller, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
 

@@ -6,10 +6,11 @@ import itertools
 
 import pytest
 
-from fsmeta import accounting, quota
-from fsmeta.accounting import Limits
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import Place
+from fsmeta.admin import quota_admin
+from fsmeta.admin.quota_admin import Limits
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import Place
+from fsmeta.rules import quota
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice, Usage
 from tests.meta.engines import Engine
 
@@ -26,9 +27,9 @@ class Counted:
         dirs = [ROOT_INO]
         for _ in range(DEPTH):
             dirs.append(other.create(ROOT_CALLER, dirs[-1], b"d", 0o40777).ino)
-            accounting.set_quota(other, quota.dir_node(dirs[-1]), Limits(1 << 40, 1000))
+            quota_admin.set_quota(other, quota.dir_node(dirs[-1]), Limits(1 << 40, 1000))
         for node in quota.owners(1000, 1000):
-            accounting.set_quota(other, node, Limits(1 << 40, 1000))
+            quota_admin.set_quota(other, node, Limits(1 << 40, 1000))
         self.meta: Meta = engine.meta()
         self.dir = ROOT_INO
         for _ in range(DEPTH):
@@ -44,7 +45,7 @@ class Counted:
         self.meta.write_slices(ino, [(0, piece)], 4096, 1)
 
     def used(self) -> Usage:
-        return accounting.get_quota(self.meta, quota.user_node(1000)).used
+        return quota_admin.get_quota(self.meta, quota.user_node(1000)).used
 
 
 @pytest.fixture
@@ -103,5 +104,5 @@ def test_a_directory_moves_with_all_below_in_one(client: Counted) -> None:
     before = meta.store.round_trips
     meta.rename(KERNEL, Place(client.dir, b"sub"), Place(client.above, b"sub"))
     assert meta.store.round_trips - before == 1
-    assert accounting.get_quota(meta, quota.dir_node(client.dir)).used.inodes == 1
-    assert accounting.get_quota(meta, quota.dir_node(client.above)).used.inodes == 1 + 1 + 1 + 20
+    assert quota_admin.get_quota(meta, quota.dir_node(client.dir)).used.inodes == 1
+    assert quota_admin.get_quota(meta, quota.dir_node(client.above)).used.inodes == 1 + 1 + 1 + 20

@@ -11,8 +11,8 @@ from contextlib import suppress
 
 import pytest
 
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import EXCHANGE, Place
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import EXCHANGE, Place
 from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
 from tests.tikv_server import TikvServer, serving

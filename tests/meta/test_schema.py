@@ -7,14 +7,14 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fsmeta import quota, schema, schema_inode, schema_slices, volume
-from fsmeta.acl import Acl, Named, pack_record, unpack_record
-from fsmeta.apply import merge
 from fsmeta.errors import ConfigError, Corrupt
-from fsmeta.schema_sessions import SessionRecord, pack_session, unpack_session
+from fsmeta.rules import quota, settings as volume
+from fsmeta.schema import inode, keys, slices as schema_slices
+from fsmeta.schema.acl import Acl, Named, pack_record, unpack_record
+from fsmeta.schema.sessions import SessionRecord, pack_session, unpack_session
+from fsmeta.store.apply import merge
 from fsmeta.types import (
     CHUNK_BYTES,
     FILE_SIZE_MAX,
@@ -64,41 +64,41 @@ SPREAD = FORMAT._replace(shards=3, hash_prefix=True, options={"region": "eu"}, u
 # --- golden bytes --------------------------------------------------------------------------------
 
 GOLDEN: dict[str, tuple[bytes, str]] = {
-    "inode row": (schema.inode_row(INO), "69 0102030405060708"),
-    "dir row": (schema.dir_row(1), "64 0000000000000001"),
-    "session row": (schema.session_row(2), "73 0000000000000002"),
-    "chunk": (schema.chunk_field(0x01020304), "63 01020304"),
-    "xattr": (schema.xattr_field(b"user.\xff"), "78 757365722eff"),
-    "parent": (schema.parent_field(3), "70 0000000000000003"),
-    "hold": (schema.hold_field(4), "68 0000000000000004"),
-    "worker": (schema.worker_field(0x0506), "77 0506"),
+    "inode row": (keys.inode_row(INO), "69 0102030405060708"),
+    "dir row": (keys.dir_row(1), "64 0000000000000001"),
+    "session row": (keys.session_row(2), "73 0000000000000002"),
+    "chunk": (keys.chunk_field(0x01020304), "63 01020304"),
+    "xattr": (keys.xattr_field(b"user.\xff"), "78 757365722eff"),
+    "parent": (keys.parent_field(3), "70 0000000000000003"),
+    "hold": (keys.hold_field(4), "68 0000000000000004"),
+    "worker": (keys.worker_field(0x0506), "77 0506"),
     "a": (
-        schema_inode.pack_attr(ATTR),
+        inode.pack_attr(ATTR),
         "01 81a4 000003e8 00000064 0000000000000002 8000000000000001",
     ),
     "a with a tail": (
-        schema_inode.pack_attr(DEVICE),
+        inode.pack_attr(DEVICE),
         "01 2180 000003e8 00000064 0000000000000002 8000000000000001"
         "00000801 00000010 00000000 00000000",
     ),
     "a with ACLs": (
-        schema_inode.pack_attr(SHARED),
+        inode.pack_attr(SHARED),
         "01 41f8 000003e8 00000064 0000000000000002 8000000000000001"
         "00000000 00000000 ff000001 00000002",
     ),
-    "acl row": (schema.acl_row(0x01020304), "41 01020304"),
+    "acl row": (keys.acl_row(0x01020304), "41 01020304"),
     "acl": (pack_record(LISTED), "01 07 05 03 00 06 000003e8 09 fffffffe"),
     "acl of a mode": (pack_record(Acl(7, 5, None, 0)), "01 07 05 08 00"),
     "v": (
-        schema_inode.pack_volatile(ATTR),
+        inode.pack_volatile(ATTR),
         "01 0000001122334455 00000003 0000000000001000"
         "7fffffffffffffff 8000000000000002 8de0b6b3a7640000",
     ),
     "a with a mark": (
-        schema_inode.pack_attr(ATTR._replace(mark=15)),
+        inode.pack_attr(ATTR._replace(mark=15)),
         "f1 81a4 000003e8 00000064 0000000000000002 8000000000000001",
     ),
-    "dentry": (schema.pack_dentry(FileType.DIR, INO), "04 0102030405060708"),
+    "dentry": (keys.pack_dentry(FileType.DIR, INO), "04 0102030405060708"),
     "slices": (
         schema_slices.pack_slices(SLICES),
         "11 00000000 0000000000000007 00000064 0000000a 0000005a"
@@ -148,40 +148,40 @@ def test_golden_bytes(record: str) -> None:
 
 
 def test_tables() -> None:
-    names = (schema.SESSIONS, schema.COUNTERS, schema.USAGE, schema.FORMAT, schema.ORPHANS)
-    assert (*names, schema.DEAD_SLICES, schema.BACKGROUND) == (
+    names = (keys.SESSIONS, keys.COUNTERS, keys.USAGE, keys.FORMAT, keys.ORPHANS)
+    assert (*names, keys.DEAD_SLICES, keys.BACKGROUND) == (
         b"S", b"C", b"U", b"F", b"O", b"X", b"G",
     )  # fmt: skip
-    assert (schema.ACCOUNTS, schema.LIMITED, schema.HOME_FIELD) == (b"Q", b"q", b"h")
+    assert (keys.ACCOUNTS, keys.LIMITED, keys.HOME_FIELD) == (b"Q", b"q", b"h")
     assert quota.node_fields(quota.dir_node(5)) == (
         b"d\0\0\0\0\0\0\0\5s", b"d\0\0\0\0\0\0\0\5i",
         b"d\0\0\0\0\0\0\0\5s<", b"d\0\0\0\0\0\0\0\5i<",
     )  # fmt: skip
     assert (quota.user_node(1), quota.group_node(2)) == (b"u\0\0\0\1", b"g\0\0\0\2")
-    assert (schema.SHARED_SLICES, schema.TRASH) == (b"R", b"T")
-    assert (schema.NAMELESS_FIELD, schema.ORIGIN_FIELD) == (b"t", b"o")
-    fields = (schema.NEXT_INO, schema.NEXT_SLICE, schema.NEXT_SESSION, schema.SPACE, schema.INODES)
+    assert (keys.SHARED_SLICES, keys.TRASH) == (b"R", b"T")
+    assert (keys.NAMELESS_FIELD, keys.ORIGIN_FIELD) == (b"t", b"o")
+    fields = (keys.NEXT_INO, keys.NEXT_SLICE, keys.NEXT_SESSION, keys.SPACE, keys.INODES)
     assert fields == (b"ino", b"slice", b"session", b"space", b"inodes")
-    assert (schema.FORMAT_FIELD, schema.LEADER, schema.ROUND) == (b"format", b"leader", b"round")
+    assert (keys.FORMAT_FIELD, keys.LEADER, keys.ROUND) == (b"format", b"leader", b"round")
 
 
 def test_old_bytes_are_still_read() -> None:
     golden = {name: bytes.fromhex(text) for name, (_, text) in GOLDEN.items()}
-    assert schema_inode.unpack_inode(INO, golden["a"], golden["v"]) == ATTR
-    assert schema_inode.unpack_inode(INO, golden["a with a tail"], golden["v"]) == DEVICE
-    assert schema_inode.unpack_inode(INO, golden["a with ACLs"], golden["v"]) == SHARED
+    assert inode.unpack_inode(INO, golden["a"], golden["v"]) == ATTR
+    assert inode.unpack_inode(INO, golden["a with a tail"], golden["v"]) == DEVICE
+    assert inode.unpack_inode(INO, golden["a with ACLs"], golden["v"]) == SHARED
     assert unpack_record(1, golden["acl"]) == LISTED
     assert unpack_record(1, golden["acl of a mode"]) == Acl(7, 5, None, 0)
-    assert schema.unpack_dentry(b"d", b"n", golden["dentry"]) == (FileType.DIR, INO)
+    assert keys.unpack_dentry(b"d", b"n", golden["dentry"]) == (FileType.DIR, INO)
     assert schema_slices.unpack_slices(INO, 0, golden["slices"]) == SLICES
     assert schema_slices.unpack_dead(b"", golden["dead"]) == [(7, 100), (2**63, 1)]
-    assert unpack_session(schema.pack_u64(9), golden["session"]) == SESSION
-    assert schema_inode.unpack_inode(INO, golden["a with a mark"], golden["v"]).mark == 15
+    assert unpack_session(keys.pack_u64(9), golden["session"]) == SESSION
+    assert inode.unpack_inode(INO, golden["a with a mark"], golden["v"]).mark == 15
     assert volume.unpack_format(golden["format"]) == FORMAT
     assert volume.unpack_format(golden["format of a spread volume"]) == SPREAD
     later = pack_session(SESSION._replace(floor=7))
     assert later.hex().endswith("a5666c6f6f7207"), "what earlier clients don't say comes last"
-    assert unpack_session(schema.pack_u64(9), later).floor == 7
+    assert unpack_session(keys.pack_u64(9), later).floor == 7
     locked = FORMAT.with_encryption({"cipher": "c", "wrap": "w", "key": "k"})
     assert locked.version == 2, "earlier clients must not write what is not encrypted"
     assert volume.unpack_format(volume.pack_format(locked)) == locked
@@ -190,18 +190,18 @@ def test_old_bytes_are_still_read() -> None:
 
 # --- corruption ----------------------------------------------------------------------------------
 
-A, V = schema_inode.pack_attr(ATTR), schema_inode.pack_volatile(ATTR)
+A, V = inode.pack_attr(ATTR), inode.pack_volatile(ATTR)
 READERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
-    "a": (A, lambda data: schema_inode.unpack_inode(INO, data, V)),
+    "a": (A, lambda data: inode.unpack_inode(INO, data, V)),
     "a with a tail": (
-        schema_inode.pack_attr(DEVICE),
-        lambda data: schema_inode.unpack_stable(INO, data),
+        inode.pack_attr(DEVICE),
+        lambda data: inode.unpack_stable(INO, data),
     ),
     "acl": (pack_record(LISTED), lambda data: unpack_record(1, data)),
-    "v": (V, lambda data: schema_inode.unpack_inode(INO, A, data)),
+    "v": (V, lambda data: inode.unpack_inode(INO, A, data)),
     "dentry": (
-        schema.pack_dentry(FileType.REG, INO),
-        lambda data: schema.unpack_dentry(b"d", b"n", data),
+        keys.pack_dentry(FileType.REG, INO),
+        lambda data: keys.unpack_dentry(b"d", b"n", data),
     ),
     "slices": (
         schema_slices.pack_slices(SLICES),
@@ -211,10 +211,10 @@ READERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         schema_slices.pack_dead([(1, 2), (3, 4)]),
         lambda data: schema_slices.unpack_dead(b"12345678", data),
     ),
-    "count": (b"-1234567890", lambda data: schema.unpack_count(b"U", b"space", data)),
+    "count": (b"-1234567890", lambda data: keys.unpack_count(b"U", b"space", data)),
     "session": (
         pack_session(SESSION),
-        lambda data: unpack_session(schema.pack_u64(9), data),
+        lambda data: unpack_session(keys.pack_u64(9), data),
     ),
     "format": (volume.pack_format(FORMAT), volume.unpack_format),
 }
@@ -289,7 +289,7 @@ def test_impossible_values_are_corrupt(record: str, at: int, value: int) -> None
 )
 def test_numbers_are_written_one_way(count: bytes) -> None:
     with pytest.raises(Corrupt):
-        schema.unpack_count(b"U", b"space", count)
+        keys.unpack_count(b"U", b"space", count)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_numbers_are_written_one_way(count: bytes) -> None:
 )
 def test_a_session_has_all_its_fields(record: Any) -> None:
     with pytest.raises(Corrupt):
-        unpack_session(schema.pack_u64(1), msgpack.packb(record))
+        unpack_session(keys.pack_u64(1), msgpack.packb(record))
 
 
 def test_a_session_is_named_by_its_number() -> None:
@@ -324,10 +324,10 @@ def test_a_format_has_all_its_fields(field: str) -> None:
     others: list[Any] = [None, [], {}, 1.5, True]
     for wrong in others:
         with pytest.raises(Corrupt):
-            volume.unpack_format(schema.pack_map({**record, field: wrong}))
+            volume.unpack_format(keys.pack_map({**record, field: wrong}))
     del record[field]
     with pytest.raises(Corrupt):
-        volume.unpack_format(schema.pack_map(record))
+        volume.unpack_format(keys.pack_map(record))
 
 
 def test_a_format_has_only_what_it_needs() -> None:
@@ -349,7 +349,7 @@ def test_a_format_has_only_what_it_needs() -> None:
     ):
         record = msgpack.unpackb(volume.pack_format(FORMAT))
         with pytest.raises(Corrupt):
-            volume.unpack_format(schema.pack_map({**record, **wrong}))
+            volume.unpack_format(keys.pack_map({**record, **wrong}))
 
 
 def test_small_frames_are_of_a_later_version() -> None:
@@ -367,15 +367,15 @@ def test_small_frames_are_of_a_later_version() -> None:
 
 
 def test_a_later_version_says_what_to_do() -> None:
-    record = {"version": schema.METADATA_VERSION + 1}
+    record = {"version": keys.METADATA_VERSION + 1}
     with pytest.raises(ConfigError, match="upgrade slicefs"):
-        volume.unpack_format(schema.pack_map(record))
+        volume.unpack_format(keys.pack_map(record))
 
 
 def test_corrupt_names_the_place() -> None:
     with pytest.raises(Corrupt) as caught:
         schema_slices.unpack_slices(INO, 5, b"short")
-    assert (caught.value.row, caught.value.field) == (schema.inode_row(INO), schema.chunk_field(5))
+    assert (caught.value.row, caught.value.field) == (keys.inode_row(INO), keys.chunk_field(5))
 
 
 # --- round trips ---------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ attrs = st.builds(
     size=st.integers(0, FILE_SIZE_MAX),
     nlink=u32,
     used=st.integers(0, FILE_SIZE_MAX),
-    mark=st.integers(0, schema_inode.MARKS - 1),
+    mark=st.integers(0, inode.MARKS - 1),
     atime_ns=times,
     mtime_ns=times,
     ctime_ns=times,
@@ -418,9 +418,9 @@ def slices(draw: st.DrawFn) -> Slice:
 
 @given(attr=attrs)
 def test_attributes_come_back(attr: Attr) -> None:
-    a, v = schema_inode.pack_attr(attr), schema_inode.pack_volatile(attr)
-    assert schema_inode.unpack_inode(attr.ino, a, v) == attr
-    stable = schema_inode.unpack_stable(attr.ino, a)
+    a, v = inode.pack_attr(attr), inode.pack_volatile(attr)
+    assert inode.unpack_inode(attr.ino, a, v) == attr
+    stable = inode.unpack_stable(attr.ino, a)
     assert tuple(stable) == (*attr[1:8], attr.acl, attr.default_acl, attr.mark)
     plain = not (attr.rdev or attr.flags or attr.acl or attr.default_acl)
     assert len(a) == (27 if plain else 43)
@@ -429,11 +429,11 @@ def test_attributes_come_back(attr: Attr) -> None:
 @given(attr=attrs, now_ns=times, delta=st.integers(-1, 1))
 def test_touching_is_merging(attr: Attr, now_ns: int, delta: int) -> None:
     attr = attr._replace(nlink=max(1, min(attr.nlink, 2**32 - 2)))
-    merged = merge(schema_inode.pack_volatile(attr), schema_inode.touch_parts(now_ns, delta))
+    merged = merge(inode.pack_volatile(attr), inode.touch_parts(now_ns, delta))
     expected = attr._replace(mtime_ns=now_ns, ctime_ns=now_ns, nlink=attr.nlink + delta)
-    assert merged == schema_inode.pack_volatile(expected)
-    merged = merge(schema_inode.pack_volatile(attr), schema_inode.ctime_parts(now_ns))
-    assert merged == schema_inode.pack_volatile(attr._replace(ctime_ns=now_ns))
+    assert merged == inode.pack_volatile(expected)
+    merged = merge(inode.pack_volatile(attr), inode.ctime_parts(now_ns))
+    assert merged == inode.pack_volatile(attr._replace(ctime_ns=now_ns))
 
 
 @given(listed=st.lists(slices(), max_size=5))
@@ -449,37 +449,37 @@ def test_dead_slices_come_back(dead: list[tuple[int, int]]) -> None:
 
 @given(kind=st.sampled_from(FileType), ino=u64)
 def test_dentries_come_back(kind: FileType, ino: int) -> None:
-    value = schema.pack_dentry(kind, Ino(ino))
-    assert schema.unpack_dentry(b"", b"", value) == (kind, ino)
-    assert value[schema.DENTRY_INO_AT :] == schema.inode_row(ino)[1:]
+    value = keys.pack_dentry(kind, Ino(ino))
+    assert keys.unpack_dentry(b"", b"", value) == (kind, ino)
+    assert value[keys.DENTRY_INO_AT :] == keys.inode_row(ino)[1:]
 
 
 @pytest.mark.parametrize("wrong", [b"", b"\x08", b"\xff" + bytes(8), bytes(8), bytes(18)])
 def test_a_wrong_dentry_among_others_is_told(wrong: bytes) -> None:
     """Also where lengths add up to what whole ones would have: all are taken apart at once."""
-    value = schema.pack_dentry(FileType.REG, INO)
+    value = keys.pack_dentry(FileType.REG, INO)
     fields = {b"a": value, b"b": value}
     found = [(b"a", INO, FileType.REG), (b"b", INO, FileType.REG)]
-    assert schema.unpack_dentries(b"d", fields) == found
+    assert keys.unpack_dentries(b"d", fields) == found
     for other in (value, value[:-1], value + b"\x08"):
         with pytest.raises(Corrupt, match="dentry"):
-            schema.unpack_dentries(b"d", {b"a": value, b"wrong": wrong, b"z": other})
+            keys.unpack_dentries(b"d", {b"a": value, b"wrong": wrong, b"z": other})
 
 
 @given(number=st.integers(-(2**63), 2**63 - 1))
 def test_counts_come_back(number: int) -> None:
-    assert schema.unpack_count(b"U", b"", b"%d" % number) == number
-    assert schema.unpack_count(b"U", b"", None) == 0
+    assert keys.unpack_count(b"U", b"", b"%d" % number) == number
+    assert keys.unpack_count(b"U", b"", None) == 0
 
 
 @given(numbers=st.lists(u64, min_size=2, max_size=2))
 def test_rows_sort_as_their_numbers(numbers: list[int]) -> None:
     low, high = sorted(numbers)
-    for name in (schema.inode_row, schema.dir_row, schema.parent_field, schema.session_row):
+    for name in (keys.inode_row, keys.dir_row, keys.parent_field, keys.session_row):
         assert (name(low) < name(high)) == (low < high)
-        assert schema.id_of(name(low)) == low
-    assert schema.id_of(schema.pack_u64(low)) == low
-    assert schema.id_of(schema.chunk_field(low & 0xFFFFFFFF)) == low & 0xFFFFFFFF
+        assert keys.id_of(name(low)) == low
+    assert keys.id_of(keys.pack_u64(low)) == low
+    assert keys.id_of(keys.chunk_field(low & 0xFFFFFFFF)) == low & 0xFFFFFFFF
 
 
 text = st.text(max_size=20)
@@ -489,7 +489,7 @@ maps = st.dictionaries(text, st.integers(-(2**63), 2**63) | text | st.booleans()
 @given(beat=u32, confirmed=u32, info=maps)
 def test_sessions_come_back(beat: int, confirmed: int, info: dict[str, Any]) -> None:
     record = SessionRecord(SessionId(5), beat, confirmed, info)
-    assert unpack_session(schema.pack_u64(5), pack_session(record)) == record
+    assert unpack_session(keys.pack_u64(5), pack_session(record)) == record
 
 
 @given(unknown=maps, capacity=u64)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fsmeta import schema
 from fsmeta.errors import Corrupt
-from fsmeta.schema_journal import (
+from fsmeta.schema import keys
+from fsmeta.schema.journal import (
     HOLDER_FIELD,
     Holder,
     is_mark,
@@ -29,7 +29,7 @@ def test_golden_bytes() -> None:
 
 def test_a_holder_comes_back_or_is_corrupt() -> None:
     assert unpack_holder(journal_row(1), bytes.fromhex(GOLDEN)) == HOLDER
-    for wrong in (b"", b"\x80", schema.pack_map({"session": "7", "host": "a", "place": "b"})):
+    for wrong in (b"", b"\x80", keys.pack_map({"session": "7", "host": "a", "place": "b"})):
         with pytest.raises(Corrupt):
             unpack_holder(journal_row(1), wrong)
     assert is_mark(mark_field(1))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fsmeta import schema_locks as rows
-from fsmeta.check import check
+from fsmeta.check.check import check
 from fsmeta.errors import Corrupt
-from fsmeta.schema_locks import LOCK_END, Kind, Lock, Owner, Wait
-from fsmeta.store import PUT
+from fsmeta.schema import locks as rows
+from fsmeta.schema.locks import LOCK_END, Kind, Lock, Owner, Wait
+from fsmeta.store.contract import PUT
 from tests.meta.engines import Engine, change
 
 HELD = Lock(Owner(5, 2**63 + 1), 77, True, 0, LOCK_END)

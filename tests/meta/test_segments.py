@@ -6,17 +6,17 @@ from itertools import count, pairwise
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.check import check
-from fsmeta.engine import Meta
+from fsmeta.check.check import check
 from fsmeta.errors import Fenced, Voided
-from fsmeta.ops import extent, segments
-from fsmeta.ops.inode import Env
-from fsmeta.ops.packing import part
-from fsmeta.ops.ranges import Span
-from fsmeta.schema_packing import PACKED, OpenSegment, is_open_segment, unpack_open
-from fsmeta.store import DELETE, PUT
-from fsmeta.txn import Txn
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data import extent, segments
+from fsmeta.ops.data.packing import part
+from fsmeta.ops.data.ranges import Span
+from fsmeta.rules.context import Env
+from fsmeta.schema import keys
+from fsmeta.schema.segments import PACKED, OpenSegment, is_open_segment, unpack_open
+from fsmeta.store.contract import DELETE, PUT
+from fsmeta.txn.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SessionId, SetAttr, Slice, SliceId
 from tests.meta.engines import Engine
 from tests.meta.test_check import Tree
@@ -85,15 +85,15 @@ def test_uses_are_counted_at_every_moment(engine: Engine) -> None:
     clean(engine)
     assert drop(meta, first) == set(), "three will come"
     clean(engine)
-    assert (row(engine, schema.SHARED_SLICES), row(engine, PACKED)) == ({}, {})
+    assert (row(engine, keys.SHARED_SLICES), row(engine, PACKED)) == ({}, {})
     second, third = join(meta, segment, 1), join(meta, segment, 2)
     clean(engine)
     last = join(meta, segment, 3, last=True)
     clean(engine)
-    assert row(engine, schema.CLONES) == {}
-    field = schema.pack_u64(segment.id)
-    assert row(engine, schema.SHARED_SLICES) == {field: b"2"}
-    assert row(engine, PACKED) == {field: b"".join(map(schema.pack_u64, (second, third, last)))}
+    assert row(engine, keys.CLONES) == {}
+    field = keys.pack_u64(segment.id)
+    assert row(engine, keys.SHARED_SLICES) == {field: b"2"}
+    assert row(engine, PACKED) == {field: b"".join(map(keys.pack_u64, (second, third, last)))}
     assert drop(meta, second, last) == set()
     clean(engine)
     assert drop(meta, third) == {segment.id}
@@ -108,7 +108,7 @@ def test_the_last_one_alone(engine: Engine) -> None:
     assert drop(meta, join(meta, segment, 0)) == set()
     last = join(meta, segment, 1, last=True)
     clean(engine)
-    assert (row(engine, schema.SHARED_SLICES), row(engine, PACKED)) == ({}, {})
+    assert (row(engine, keys.SHARED_SLICES), row(engine, PACKED)) == ({}, {})
     assert drop(meta, last) == {segment.id}
     clean(engine)
 
@@ -162,7 +162,7 @@ def test_who_dies_leaves_its_segments_to_the_leader(engine: Engine) -> None:
     with pytest.raises(Fenced):
         join(other, segment, 2)
     meta.packing.close_abandoned()
-    assert row(engine, schema.CLONES) == {}
+    assert row(engine, keys.CLONES) == {}
     clean(engine)
     other.sessions.open({}, ended)
     with pytest.raises(Voided):
@@ -194,9 +194,9 @@ def test_check_knows_open_segments() -> None:
     segment = open_one(tree.meta, 2)
     join(tree.meta, segment, 0)
     assert tree.found() == []
-    tree.plant((DELETE, schema.CLONES, segment.field))
+    tree.plant((DELETE, keys.CLONES, segment.field))
     tree.demand("are counted")
-    tree.plant((PUT, schema.CLONES, segment.field, b"short"))
+    tree.plant((PUT, keys.CLONES, segment.field, b"short"))
     tree.demand("length 5", "are counted")
-    tree.plant((PUT, schema.CLONES, segment.field, segment.pack()))
+    tree.plant((PUT, keys.CLONES, segment.field, segment.pack()))
     assert tree.found() == []

@@ -9,15 +9,15 @@ from functools import partial
 
 import pytest
 
-from fsclient.leadership import LEASE_S, Watch
-from fsmeta.engine import Meta
-from fsmeta.engine_locks import Range
+from fsclient.background.leadership import LEASE_S, Watch
 from fsmeta.errors import Fenced, Rewound, Unavailable
-from fsmeta.ops.lock import Outcome
-from fsmeta.ops.session import fence_off
+from fsmeta.meta.locks import Range
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.sessions.lock import Outcome
+from fsmeta.ops.sessions.session import fence_off
 from fsmeta.runtime import SystemRuntime
-from fsmeta.schema_locks import Kind
-from fsmeta.store import DELETE_ROW, Commit
+from fsmeta.schema.locks import Kind
+from fsmeta.store.contract import DELETE_ROW, Commit
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SessionId
 from tests.meta.engines import Engine, change, dump
 

@@ -7,18 +7,20 @@ import threading
 
 import pytest
 
-from fsmeta import accounting, schema, volume
-from fsmeta.engine import Meta
+from fsmeta.admin import quota_admin
+from fsmeta.admin.trash_expiry import expire, hours
 from fsmeta.errors import Fenced
-from fsmeta.trash import TRASH_INO
-from fsmeta.trash_hours import expire, hours
+from fsmeta.meta.meta import Meta
+from fsmeta.rules import settings as volume
+from fsmeta.rules.settings import ARMED, COUNTING, ON, VolumeFormat
+from fsmeta.schema import keys
+from fsmeta.schema.trash import TRASH_INO
 from fsmeta.types import ROOT_CALLER, ROOT_INO
-from fsmeta.volume import ARMED, COUNTING, ON, VolumeFormat
 from tests.meta.engines import Engine
 
 
 def limit(meta: Meta, inodes: int) -> VolumeFormat:
-    return accounting.change_settings(meta, lambda now: now._replace(inodes=inodes))
+    return quota_admin.change_settings(meta, lambda now: now._replace(inodes=inodes))
 
 
 def create(meta: Meta, name: bytes) -> None:
@@ -27,7 +29,7 @@ def create(meta: Meta, name: bytes) -> None:
 
 def fence_of(meta: Meta) -> bytes | None:
     assert meta.session is not None
-    return meta.store.read([(schema.session_row(meta.session.id), b"a")])[0]
+    return meta.store.read([(keys.session_row(meta.session.id), b"a")])[0]
 
 
 def test_a_new_limit_holds_for_every_client_at_once(engine: Engine) -> None:
@@ -49,9 +51,9 @@ def test_a_new_limit_holds_for_every_client_at_once(engine: Engine) -> None:
 def test_f3_days_of_trash_hold_for_who_has_not_heard(engine: Engine, days: tuple[int, int]) -> None:
     """T1: what is deleted after the change goes where the new setting says, whoever deletes."""
     admin, client = engine.meta(), engine.meta()
-    accounting.change_settings(admin, lambda now: now._replace(trash_days=days[0]))
+    quota_admin.change_settings(admin, lambda now: now._replace(trash_days=days[0]))
     create(client, b"a")
-    accounting.change_settings(admin, lambda now: now._replace(trash_days=days[1]))
+    quota_admin.change_settings(admin, lambda now: now._replace(trash_days=days[1]))
     left = client.unlink(ROOT_CALLER, ROOT_INO, b"a")
     assert (left.parent >= TRASH_INO) == bool(days[1])
     assert bool(hours(engine.meta())) == bool(days[1])
@@ -108,10 +110,10 @@ def test_publishing_goes_on_where_it_was_broken_off(engine: Engine) -> None:
     """Who was killed between the change and its news leaves it to the next."""
     admin, other = engine.meta(), engine.meta()
     settings = volume.pack_format(admin.format._replace(inodes=4, changes=1))
-    admin.transactor.run(lambda txn: txn.put(schema.FORMAT, schema.FORMAT_FIELD, settings))
+    admin.transactor.run(lambda txn: txn.put(keys.FORMAT, keys.FORMAT_FIELD, settings))
     assert fence_of(other) == b"1"
     create(other, b"a")  # under the old settings still
-    accounting.publish(admin)
+    quota_admin.publish(admin)
     assert fence_of(other) == fence_of(admin) == b"2"
     create(other, b"b")
     assert other.format.inodes == 4
@@ -123,15 +125,15 @@ def test_a_count_goes_on_where_it_was_broken_off(engine: Engine, state: str) -> 
     create(other, b"a")
     broken = admin.format._replace(accounting=state, epoch=3, changes=1)
     admin.transactor.run(
-        lambda txn: txn.put(schema.FORMAT, schema.FORMAT_FIELD, volume.pack_format(broken))
+        lambda txn: txn.put(keys.FORMAT, keys.FORMAT_FIELD, volume.pack_format(broken))
     )
     create(other, b"b")
     late = engine.meta()
     create(late, b"c")
-    accounting.start(admin)
+    quota_admin.start(admin)
     assert admin.transactor.view(volume.load_format).accounting == ON
     create(other, b"d")
-    assert accounting.get_quota(admin, b"u\0\0\0\0").used.inodes == 5
+    assert quota_admin.get_quota(admin, b"u\0\0\0\0").used.inodes == 5
 
 
 def test_many_threads_meet_new_settings(engine: Engine) -> None:

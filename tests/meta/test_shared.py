@@ -6,16 +6,14 @@ files are gone nothing is left.
 
 from __future__ import annotations
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fsmeta.check import Examination, check
-from fsmeta.engine import Meta
-from fsmeta.ops.ranges import KEEP_SIZE as KEEP
-from fsmeta.ops.ranges import PUNCH_HOLE, Span
+from fsmeta.check.check import Examination, check
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data.ranges import KEEP_SIZE as KEEP, PUNCH_HOLE, Span
 from fsmeta.slices import resolve
-from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import AT_END, CHUNK_BYTES, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, SliceId
 from tests.meta.engines import RUNTIME, make_volume
 

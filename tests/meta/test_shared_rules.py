@@ -9,16 +9,17 @@ import errno
 import io
 from functools import partial
 
-from fsmeta import clones, dump, schema
-from fsmeta.check import check
-from fsmeta.clones import CloneBuilder
-from fsmeta.engine import Meta
-from fsmeta.ops import clone
-from fsmeta.ops.clone import Building, Child
-from fsmeta.ops.create import NewNode
-from fsmeta.ops.ranges import KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE, Span
-from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.trash_hours import hours
+from fsmeta.admin import clones, dump
+from fsmeta.admin.clones import CloneBuilder
+from fsmeta.admin.trash_expiry import hours
+from fsmeta.check.check import check
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data.ranges import KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE, Span
+from fsmeta.ops.names.create import NewNode
+from fsmeta.ops.trees import clone
+from fsmeta.ops.trees.clone import Building, Child
+from fsmeta.schema import keys
+from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import FLAG_APPEND, FLAG_IMMUTABLE, FLAG_NODUMP, ROOT_INO, SetAttr, Slice
 from tests.meta.engines import RUNTIME, Engine
 from tests.meta.test_acl import ALICE, ALICES, BOB, _dir, _set
@@ -111,7 +112,7 @@ def test_a_dump_has_trash_shares_and_clones_to_be_removed(engine: Engine) -> Non
     assert clones.abandoned(loaded) == [building]
     clones.discard(loaded, building)
     assert check(store).problems == []
-    assert store.read_rows([schema.CLONES]) == [{}]
+    assert store.read_rows([keys.CLONES]) == [{}]
     clones.discard(meta, building)
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fsclient.id_set import PAGE_BYTES, IdSet
-from fsmeta import schema
-from fsmeta.cache import RowCache
-from fsmeta.engine import Meta
+from fsclient.upkeep.slice_bitmap import PAGE_BYTES, IdSet
 from fsmeta.errors import Ambiguous, Doubt, Unavailable, Voided
-from fsmeta.id_supply import SLICE_BATCH
-from fsmeta.ops import collect
+from fsmeta.meta.id_allocator import SLICE_BATCH
+from fsmeta.meta.meta import Meta
+from fsmeta.meta.slice_allocator import SliceIds
+from fsmeta.ops.data import gc
+from fsmeta.rules.settings import create_volume, new_format
 from fsmeta.runtime import SystemRuntime
-from fsmeta.slice_ids import SliceIds
-from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.transact import Transactor
+from fsmeta.schema import keys
+from fsmeta.store.mem import MemBackend, MemStore
+from fsmeta.txn.retry import Transactor
+from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Slice, SliceId
-from fsmeta.volume import create_volume, new_format
 
 RUNTIME = SystemRuntime()
 
@@ -212,7 +211,7 @@ def test_who_joins_again_after_gc_must_not_commit_what_it_had() -> None:
     assert meta.session is not None
     other.sessions.end(meta.session.id)
     _, floor = other.sessions.round_and_floor()
-    other.transactor.run(lambda txn: collect.begin(txn, floor, b"run"))
+    other.transactor.run(lambda txn: gc.begin(txn, floor, b"run"))
     record = meta.sessions.open({}, meta.session.id)
     assert record.floor == before.id, "what it has open it shows at once"
     with pytest.raises(Voided, match="gc has come"):
@@ -239,21 +238,21 @@ def test_who_joins_again_and_gc_sees_it_may_commit() -> None:
 
 def test_slices_that_are_shared_while_gc_reads_are_noted() -> None:
     _, meta = volume()
-    meta.transactor.run(lambda txn: collect.note_shared(txn, [SliceId(5)]))
-    assert not meta.store.scan(schema.SHARED).items, "gc does not run"
-    meta.transactor.run(lambda txn: collect.begin(txn, 7, b"run"))
-    meta.transactor.run(lambda txn: collect.note_shared(txn, [SliceId(5)]))
-    noted = [field for field, _ in meta.store.scan(schema.SHARED).items]
-    assert noted == [schema.pack_u64(5)]
-    assert not meta.transactor.run(lambda txn: collect.end(txn, b"another", noted, last=True))
-    assert meta.store.scan(schema.SHARED).items, "whoever took its place needs them"
-    assert meta.transactor.run(lambda txn: collect.end(txn, b"run", noted, last=False))
-    assert meta.transactor.run(collect.collecting), "some notes may still be needed"
-    assert meta.transactor.run(lambda txn: collect.end(txn, b"run", [], last=True))
-    assert meta.transactor.run(collect.collecting) is None
-    assert not meta.store.scan(schema.SHARED).items
-    meta.transactor.run(lambda txn: collect.begin(txn, 3, b"next"))
-    assert meta.transactor.view(collect.void_below) == 7, "it never goes back"
+    meta.transactor.run(lambda txn: gc.note_shared(txn, [SliceId(5)]))
+    assert not meta.store.scan(keys.SHARED).items, "gc does not run"
+    meta.transactor.run(lambda txn: gc.begin(txn, 7, b"run"))
+    meta.transactor.run(lambda txn: gc.note_shared(txn, [SliceId(5)]))
+    noted = [field for field, _ in meta.store.scan(keys.SHARED).items]
+    assert noted == [keys.pack_u64(5)]
+    assert not meta.transactor.run(lambda txn: gc.end(txn, b"another", noted, last=True))
+    assert meta.store.scan(keys.SHARED).items, "whoever took its place needs them"
+    assert meta.transactor.run(lambda txn: gc.end(txn, b"run", noted, last=False))
+    assert meta.transactor.run(gc.collecting), "some notes may still be needed"
+    assert meta.transactor.run(lambda txn: gc.end(txn, b"run", [], last=True))
+    assert meta.transactor.run(gc.collecting) is None
+    assert not meta.store.scan(keys.SHARED).items
+    meta.transactor.run(lambda txn: gc.begin(txn, 3, b"next"))
+    assert meta.transactor.view(gc.void_below) == 7, "it never goes back"
 
 
 @given(st.lists(st.integers(0, 40 * 8 * PAGE_BYTES) | st.integers(0, 2**63)))

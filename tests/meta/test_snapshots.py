@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from fsmeta import clones, quota, schema, snapshots
-from fsmeta.access import READ, WRITE
-from fsmeta.accounting import Limits, set_quota
-from fsmeta.check import check
-from fsmeta.engine import Meta
-from fsmeta.ops import clone, snapshot
-from fsmeta.ops.create import NewNode
-from fsmeta.ops.ranges import Span
-from fsmeta.ops.rename import Place
-from fsmeta.schema_snapshots import Snapshot
-from fsmeta.sealed import is_sealed, shelf_of
-from fsmeta.snapshots import Taker
+from fsmeta.admin import clones, snapshots
+from fsmeta.admin.quota_admin import Limits, set_quota
+from fsmeta.admin.snapshots import Taker
+from fsmeta.check.check import check
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data.ranges import Span
+from fsmeta.ops.names.create import NewNode
+from fsmeta.ops.names.rename import Place
+from fsmeta.ops.trees import clone, snapshot
+from fsmeta.rules import quota
+from fsmeta.rules.access import READ, WRITE
+from fsmeta.schema import keys
+from fsmeta.schema.snapshot_inos import is_sealed, shelf_of
+from fsmeta.schema.snapshots import Snapshot
 from fsmeta.types import FLAGS, ROOT_CALLER, ROOT_INO, SNAPSHOTS_SHIFT, Caller, Ino, SetAttr, Slice
 from tests.meta.engines import RUNTIME, Engine
 from tests.meta.test_clone import plant, tree, write
@@ -269,7 +271,7 @@ def _unchanged(meta: Meta) -> Iterator[None]:
     before = meta.statfs()
     yield
     assert meta.statfs() == before
-    assert meta.store.read_rows([schema.CLONES]) == [{}]
+    assert meta.store.read_rows([keys.CLONES]) == [{}]
     assert check(meta.store).problems == []
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from fsmeta import schema
-from fsmeta.cache import RowCache
-from fsmeta.overlay import Overlay
-from fsmeta.overlay_reads import OverlaidReads
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store import ADD, Key
-from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.schema import keys as schema
+from fsmeta.store.contract import ADD, Key
+from fsmeta.store.mem import MemBackend, MemStore
+from fsmeta.txn.row_cache import RowCache
+from fsmeta.writeback.overlay import Overlay
+from fsmeta.writeback.overlay_reads import OverlaidReads
 
 KEY = (schema.USAGE, schema.SPACE)
 

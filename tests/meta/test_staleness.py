@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.coherence import SHORT_S, Coherence
-from fsclient.filesystem import Notifier
-from fsmeta import redis_tracking
-from fsmeta.engine import Meta
+from fsclient.kernel.cache_leases import SHORT_S, Coherence
+from fsclient.kernel.contract import Notifier
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store_redis import RedisStore
+from fsmeta.store.redis import invalidation
+from fsmeta.store.redis.engine import RedisStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Ino, SetAttr
 from tests.conftest import LogWatch, assert_clean
 from tests.meta.engines import make_volume
@@ -255,16 +255,16 @@ def test_the_table_is_looked_at_before_it_can_be_full() -> None:
     """However fast clients read what nobody has read before."""
     limit, fastest = 1_000_000, 250_000
     for keys in range(0, 800_000, 1000):
-        assert keys + fastest * redis_tracking.pause_s(keys, limit) <= limit
-    assert redis_tracking.pause_s(0, 0) == redis_tracking.pause_s(0, 10 * limit) == 5
-    assert redis_tracking.pause_s(limit, limit) > 0
+        assert keys + fastest * invalidation.pause_s(keys, limit) <= limit
+    assert invalidation.pause_s(0, 0) == invalidation.pause_s(0, 10 * limit) == 5
+    assert invalidation.pause_s(limit, limit) > 0
 
 
 def test_a_table_that_is_nearly_full_is_not_believed(
     redis_server: RedisServer, log_watch: LogWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis drops keys from a full table, and tells everybody but who caused it."""
-    monkeypatch.setattr(redis_tracking, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(invalidation, "_LOOK_EVERY_S", 0.05)
     log_watch.expect("WARNING fsmeta.redis_tracking: Redis tracks")
     url = redis_server.empty_url()
     before = "1000000"  # Redis's own default

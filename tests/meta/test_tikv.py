@@ -12,11 +12,10 @@ from functools import partial
 import pytest
 
 from fsmeta.errors import Conflict, Fenced, StoreError
-from fsmeta.store import DELETE, DELETE_ROW, MERGE, PUT, Commit, Store
-from fsmeta.store_tikv import TikvStore
-from fsmeta.tikv_commit import Committer
-from fsmeta.types import ROOT_CALLER as ROOT
-from fsmeta.types import ROOT_INO, Ino, Usage
+from fsmeta.store.contract import DELETE, DELETE_ROW, MERGE, PUT, Commit, Store
+from fsmeta.store.tikv.engine import TikvStore
+from fsmeta.store.tikv.group_commit import Committer
+from fsmeta.types import ROOT_CALLER as ROOT, ROOT_INO, Ino, Usage
 from tests.meta.engines import RUNTIME, Engine, add, change, dump
 from tests.meta.sessions import FENCE, A, B, fenced, outcome_of, put
 from tests.tikv_server import TikvServer, serving

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from fsmeta.store import Store
-from fsmeta.store_tikv import parse_url
-from fsmeta.tikv_keys import KeySpace
+from fsmeta.store.contract import Store
+from fsmeta.store.tikv.engine import parse_url
+from fsmeta.store.tikv.keys import KeySpace
 from tests.meta.engines import Engine, transactor
 from tests.meta.sessions import FENCE, WORKER, A, fenced, outcome_of, put
 from tests.tikv_server import TikvServer

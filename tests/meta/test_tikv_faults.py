@@ -12,14 +12,13 @@ from functools import partial
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.engine import Meta
 from fsmeta.errors import Ambiguous, Unavailable
-from fsmeta.store import DELETE_ROW, PUT, Store
-from fsmeta.store_tikv import parse_url
-from fsmeta.tikv_keys import KeySpace
-from fsmeta.types import ROOT_CALLER as ROOT
-from fsmeta.types import ROOT_INO
+from fsmeta.meta.meta import Meta
+from fsmeta.schema import keys
+from fsmeta.store.contract import DELETE_ROW, PUT, Store
+from fsmeta.store.tikv.engine import parse_url
+from fsmeta.store.tikv.keys import KeySpace
+from fsmeta.types import ROOT_CALLER as ROOT, ROOT_INO
 from tests.conftest import assert_clean
 from tests.meta.engines import Engine, change, transactor
 from tests.meta.sessions import FENCE, A, B, fenced, outcome_of, put
@@ -222,9 +221,9 @@ def test_regions_split_and_move_under_work(engine: Engine, tikv_server: TikvServ
     ]
     for work in works:
         work.start()
-    root, inode = schema.dir_row(ROOT_INO), schema.inode_row
+    root, inode = keys.dir_row(ROOT_INO), keys.inode_row
     cuts = [space.key(root, b"n5"), space.key(inode(ROOT_INO), b"v"), space.begin(inode(10))]
-    for cut in (*cuts, space.begin(schema.USAGE), space.begin(root), space.key(inode(4), b"c")):
+    for cut in (*cuts, space.begin(keys.USAGE), space.begin(root), space.key(inode(4), b"c")):
         tikv_server.split(cut)
         time.sleep(0.02)
         tikv_server.move_leaders()

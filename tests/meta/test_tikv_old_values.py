@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fsmeta import store_tikv
 from fsmeta.errors import Unavailable
-from fsmeta.store_tikv import TikvStore
-from fsmeta.tikv_old_values import KEEP_S, collect, moment_before
+from fsmeta.store.tikv import engine as store_tikv
+from fsmeta.store.tikv.engine import TikvStore
+from fsmeta.store.tikv.gc import KEEP_S, collect, moment_before
 from tests.meta.engines import RUNTIME, Engine
 from tests.meta.sessions import A, put
 from tests.tikv_server import TikvServer

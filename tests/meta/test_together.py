@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from fsmeta import accounting, schema, schema_inode
-from fsmeta.accounting import Limits
-from fsmeta.apply import merge
-from fsmeta.entry import Entry, Guard, Rules
-from fsmeta.ops import publish, rename
-from fsmeta.ops.create import NewNode
-from fsmeta.ops.rename import Place
-from fsmeta.quota import user_node
-from fsmeta.store import Parts, Store
-from fsmeta.together import Together, Unfit, composed
-from fsmeta.txn import Txn
+from fsmeta.admin import quota_admin
+from fsmeta.admin.quota_admin import Limits
+from fsmeta.ops.names import rename
+from fsmeta.ops.names.create import NewNode
+from fsmeta.ops.names.rename import Place
+from fsmeta.rules.quota import user_node
+from fsmeta.schema import inode, keys
+from fsmeta.store.apply import merge
+from fsmeta.store.contract import Parts, Store
+from fsmeta.txn.batch import Together, Unfit, composed
+from fsmeta.txn.txn import Txn
 from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr, Slice, SliceId
+from fsmeta.writeback import replay as publish
+from fsmeta.writeback.log_entry import Entry, Guard, Rules
 from tests.conftest import assert_clean
 from tests.meta.engines import Engine, open_engine
 
@@ -33,12 +35,12 @@ INOS = 12_000
 NAMES = (b"a", b"b", b"c", b"d", b"e")
 BYTES = 5000
 TABLES = (
-    schema.USAGE,
-    schema.ACCOUNTS,
-    schema.SHARED_SLICES,
-    schema.DEAD_SLICES,
-    schema.ORPHANS,
-    schema.TRASH,
+    keys.USAGE,
+    keys.ACCOUNTS,
+    keys.SHARED_SLICES,
+    keys.DEAD_SLICES,
+    keys.ORPHANS,
+    keys.TRASH,
 )
 KINDS = (
     *("create", "create", "create", "write", "write", "write", "mkdir", "unlink", "rmdir"),
@@ -135,8 +137,8 @@ class Volume:
         self.shared = 0  # entries that were published with others
         while self.meta.new_ino() < INOS or self.meta.new_slice_id() < INOS:
             pass  # numbers that entries may use
-        accounting.change_settings(self.meta, lambda now: now._replace(trash_days=1))
-        accounting.set_quota(self.meta, user_node(1000), Limits(space=1 << 40))
+        quota_admin.change_settings(self.meta, lambda now: now._replace(trash_days=1))
+        quota_admin.set_quota(self.meta, user_node(1000), Limits(space=1 << 40))
 
     def publish(self, entries: Sequence[Entry]) -> int:
         """Publish the first, and what goes with it; how many that were."""
@@ -187,7 +189,7 @@ def dump(store: Store) -> dict[tuple[bytes, bytes], bytes]:
             (row, field): value
             for row, field, value in records
             if row[:1] in (b"i", b"d", b"j") or row in TABLES
-            if row != schema.inode_row(ROOT_INO) and value != b"0"
+            if row != keys.inode_row(ROOT_INO) and value != b"0"
         }
 
 
@@ -250,11 +252,11 @@ def test_w2_merges_one_after_the_other() -> None:
     record = bytes(range(64))
     plain: list[Parts] = [(48, b"abcdefgh"), (52, b"xy"), (50, b"123456789012")]
     several: list[Parts] = [
-        schema_inode.touch_parts(5),
-        schema_inode.touch_parts(7, 1),
-        schema_inode.touch_parts(8, -1),
-        schema_inode.ctime_parts(6),
-        schema_inode.nlink_parts(2),
+        inode.touch_parts(5),
+        inode.touch_parts(7, 1),
+        inode.touch_parts(8, -1),
+        inode.ctime_parts(6),
+        inode.nlink_parts(2),
         *plain,
     ]
     for first in several:

@@ -9,13 +9,14 @@ from functools import partial
 
 import pytest
 
-from fsclient.steady_clock import BELIEVE_S
-from fsclient.trash_keeper import LOOK_EVERY_S, TrashKeeper
-from fsmeta import accounting
-from fsmeta.check import check
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import EXCHANGE, NOREPLACE, Place
-from fsmeta.trash import (
+from fsclient.background.steady_clock import BELIEVE_S
+from fsclient.background.trash_expiry import LOOK_EVERY_S, TrashKeeper
+from fsmeta.admin import quota_admin
+from fsmeta.admin.trash_expiry import FORGET_S, expire, hours
+from fsmeta.check.check import check
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import EXCHANGE, NOREPLACE, Place
+from fsmeta.schema.trash import (
     HOUR_NS,
     TRASH_INO,
     Origin,
@@ -26,7 +27,6 @@ from fsmeta.trash import (
     is_cut,
     origin_of,
 )
-from fsmeta.trash_hours import FORGET_S, expire, hours
 from fsmeta.types import NO_PARENT, ROOT_INO, Ino
 from tests.conftest import LogWatch
 from tests.meta.engines import RUNTIME, Engine
@@ -153,7 +153,7 @@ def test_clients_that_meet_in_a_fresh_hour_do_not_conflict(engine: Engine) -> No
 def test_a_clock_that_is_behind_loses_nothing_in_the_trash(engine: Engine) -> None:
     """What its client deletes goes where others have emptied the trash long ago, and expires."""
     clocks, late = Clocks(), Clocks(behind_ns=48 * HOUR_NS)
-    accounting.change_settings(engine.meta(), lambda now: now._replace(trash_days=1))
+    quota_admin.change_settings(engine.meta(), lambda now: now._replace(trash_days=1))
     store = engine.open()
     leader, client = Meta(store, clocks), Meta(engine.open(), late)
     clocks.pass_for(leader)

@@ -6,10 +6,10 @@ import errno
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.engine import Meta
-from fsmeta.ops import ranges
-from fsmeta.store import COMMIT_OPS_ENOUGH
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data import ranges
+from fsmeta.schema import keys
+from fsmeta.store.contract import COMMIT_OPS_ENOUGH
 from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
 
@@ -27,8 +27,8 @@ def _write(meta: Meta, ino: Ino, indexes: range, pos: int = 0) -> None:
 
 
 def _chunks(meta: Meta, ino: Ino) -> list[int]:
-    fields = meta.store.read_rows([schema.inode_row(ino)])[0]
-    return sorted(schema.id_of(field) for field in fields if field[:1] == b"c")
+    fields = meta.store.read_rows([keys.inode_row(ino)])[0]
+    return sorted(keys.id_of(field) for field in fields if field[:1] == b"c")
 
 
 @pytest.mark.parametrize("known", [True, False])

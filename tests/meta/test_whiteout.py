@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import EXCHANGE, NOREPLACE, WHITEOUT, Place
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import EXCHANGE, NOREPLACE, WHITEOUT, Place
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr
 from tests.meta.engines import Engine
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.check import check
-from fsmeta.clones import CloneBuilder
-from fsmeta.engine import Meta
-from fsmeta.repair import repair
-from fsmeta.schema_xattrs import XATTR_COST, XATTRS_COUNT_MAX, XATTRS_FIELD, XATTRS_FREE, XATTRS_MAX
-from fsmeta.store import PUT, SHORT_ROW_FIELDS, SHORT_ROWS_BYTES, Store
+from fsmeta.admin.clones import CloneBuilder
+from fsmeta.check.check import check
+from fsmeta.check.repair import repair
+from fsmeta.meta.meta import Meta
+from fsmeta.schema import keys
+from fsmeta.schema.scan import of_rows
+from fsmeta.schema.xattrs import XATTR_COST, XATTRS_COUNT_MAX, XATTRS_FIELD, XATTRS_FREE, XATTRS_MAX
+from fsmeta.store.contract import PUT, SHORT_ROW_FIELDS, SHORT_ROWS_BYTES, Store
 from fsmeta.types import ROOT_CALLER, ROOT_INO, XATTR_SIZE_MAX, Ino, Usage
-from fsmeta.walk import of_rows
 from tests.meta.engines import ENGINES, RUNTIME, Engine, change, open_engine
 
 ROOT = ROOT_CALLER
@@ -44,12 +44,12 @@ def _old_name(number: int) -> bytes:
 
 def _plant_old(store: Store, ino: Ino) -> None:
     """Attributes as a version stored them that neither counted nor bounded them."""
-    row = schema.inode_row(ino)
+    row = keys.inode_row(ino)
     for begin in range(0, OLD_COUNT, 100):
         store.commit(
             change(
                 *(
-                    (PUT, row, schema.xattr_field(_old_name(n)), b"\1" + b"v" * OLD_SIZES[n])
+                    (PUT, row, keys.xattr_field(_old_name(n)), b"\1" + b"v" * OLD_SIZES[n])
                     for n in range(begin, min(begin + 100, OLD_COUNT))
                 )
             )
@@ -65,11 +65,11 @@ class OnePiece:
         monkeypatch.setattr(store, "scan", self.scan)
 
     def read_rows(self, rows: list[bytes]) -> object:
-        assert not any(row[:1] == schema.INODE_PREFIX for row in rows), "a row of any length"
+        assert not any(row[:1] == keys.INODE_PREFIX for row in rows), "a row of any length"
         return self._read_rows(rows)
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = 1000) -> object:
-        assert row[:1] != schema.INODE_PREFIX or limit <= 100
+        assert row[:1] != keys.INODE_PREFIX or limit <= 100
         return self._scan(row, cursor, limit)
 
 
@@ -111,7 +111,7 @@ def test_an_inode_holds_so_much_and_no_more(engine: Engine) -> None:
     meta.setxattr(ROOT, ino, b"user.s%d" % small, b"fits now")
     for name in meta.listxattr(ROOT, ino):
         meta.removexattr(ROOT, ino, name)
-    assert engine.first.read([(schema.inode_row(ino), XATTRS_FIELD)]) == [None]
+    assert engine.first.read([(keys.inode_row(ino), XATTRS_FIELD)]) == [None]
 
 
 def test_golden_bytes_of_the_sum(engine: Engine) -> None:
@@ -119,10 +119,10 @@ def test_golden_bytes_of_the_sum(engine: Engine) -> None:
     ino = _create(meta, b"f")
     meta.setxattr(ROOT, ino, b"user.a", b"12")
     meta.setxattr(ROOT, ino, b"security.capability", b"1" * 20)  # is not counted
-    assert engine.first.read_rows([schema.inode_row(ino)])[0].keys() - {b"a", b"v"} == {
+    assert engine.first.read_rows([keys.inode_row(ino)])[0].keys() - {b"a", b"v"} == {
         b"y", b"xuser.a", b"xsecurity.capability"
     }  # fmt: skip
-    assert engine.first.read([(schema.inode_row(ino), b"y")]) == [b"136"]
+    assert engine.first.read([(keys.inode_row(ino), b"y")]) == [b"136"]
 
 
 def test_two_mounts_count_together(engine: Engine) -> None:
@@ -134,7 +134,7 @@ def test_two_mounts_count_together(engine: Engine) -> None:
         for meta in (one, other):
             meta.setxattr(ROOT, ino, b"user.%d" % number, b"v" * 10 * (1 + (meta is one)))
     total = 4 * (XATTR_COST + len(b"user.0") + 10)
-    assert engine.first.read([(schema.inode_row(ino), XATTRS_FIELD)]) == [b"%d" % total]
+    assert engine.first.read([(keys.inode_row(ino), XATTRS_FIELD)]) == [b"%d" % total]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -190,7 +190,7 @@ def test_a_row_of_an_earlier_version(engine: Engine, monkeypatch: pytest.MonkeyP
     names = [_old_name(number) for number in range(OLD_COUNT)]
     assert meta.listxattr(ROOT, ino) == names
     assert not check(engine.first).problems
-    assert [each.ino for each in of_rows(engine.first, [schema.inode_row(ino)])] == [ino]
+    assert [each.ino for each in of_rows(engine.first, [keys.inode_row(ino)])] == [ino]
     meta.setxattr(ROOT, ino, b"user.new", b"1")
     meta.setxattr(ROOT, ino, names[0], b"shorter")
     meta.removexattr(ROOT, ino, names[1])
@@ -203,16 +203,16 @@ def test_a_row_of_an_earlier_version(engine: Engine, monkeypatch: pytest.MonkeyP
     meta.unlink(ROOT, ROOT_INO, b"f")
     meta.deletion.purge(meta.deletion.orphans(10))
     assert not meta.deletion.orphans(10)
-    assert not engine.first.scan(schema.inode_row(ino), limit=1).items
+    assert not engine.first.scan(keys.inode_row(ino), limit=1).items
 
 
 def test_a_sum_above_what_there_is_is_mended(engine: Engine) -> None:
     meta = engine.meta()
     ino = _create(meta, b"f")
     meta.setxattr(ROOT, ino, b"user.x", b"1")
-    engine.first.commit(change((PUT, schema.inode_row(ino), XATTRS_FIELD, b"99999")))
+    engine.first.commit(change((PUT, keys.inode_row(ino), XATTRS_FIELD, b"99999")))
     meta.sessions.close()
     found = [str(each) for each in check(engine.first).problems]
     assert f"inode {ino}: counts 99999 bytes of extended attributes, it has 135" in found
     repair(Meta(engine.first, RUNTIME), 1_700_000_000)
-    assert engine.first.read([(schema.inode_row(ino), XATTRS_FIELD)]) == [b"135"]
+    assert engine.first.read([(keys.inode_row(ino), XATTRS_FIELD)]) == [b"135"]

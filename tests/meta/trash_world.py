@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fsmeta.engine import Meta
+from fsmeta.admin.trash_expiry import hours
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
-from fsmeta.trash_hours import hours
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, Slice
 from tests.meta.engines import RUNTIME, Engine
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from fsclient.config import open_store
+from fsclient.volume.metadata_url import open_store
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store import PUT
+from fsmeta.store.contract import PUT
 from tests.meta.engines import change
 
 ONE, TWO = b"tone", b"ttwo"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from fsmeta.engine import Meta
-from fsmeta.ops.rename import Place
-from fsmeta.types import ROOT_CALLER as ROOT
-from fsmeta.types import ROOT_INO, SetAttr, Slice
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.names.rename import Place
+from fsmeta.types import ROOT_CALLER as ROOT, ROOT_INO, SetAttr, Slice
 
 
 def random_work(meta: Meta, chance: random.Random, turns: int) -> None:

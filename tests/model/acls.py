@@ -1,6 +1,6 @@
 """The model's POSIX ACLs: fs/posix_acl.c, on whole lists of entries as the kernel has them.
 
-On purpose not how `fsmeta/acl` does it: there the mode is not in the ACL at all.
+On purpose not how `fsmeta/schema/acl` does it: there the mode is not in the ACL at all.
 """
 
 from __future__ import annotations

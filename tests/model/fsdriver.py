@@ -13,10 +13,9 @@ import stat
 from collections.abc import Sequence
 from typing import assert_never
 
-from fsclient.filesystem import FileSystem, SetAttr
+from fsclient.kernel.contract import FileSystem, SetAttr
 from fsmeta.types import Attr, Caller, Ino
-from tests.model import fsfiles
-from tests.model import ops as o
+from tests.model import fsfiles, ops as o
 from tests.model.attributes import USER_PREFIX, check_xattr
 from tests.model.drivers import Driver, wipe
 from tests.model.fsfiles import FsHandle, Opener, forget

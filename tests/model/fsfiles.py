@@ -7,7 +7,7 @@ import os
 import stat
 from dataclasses import dataclass, field
 
-from fsclient.filesystem import FileSystem, SetAttr
+from fsclient.kernel.contract import FileSystem, SetAttr
 from fsmeta.types import Attr, Caller, Ino
 from tests.model.fswalk import Found, FsWalk, Place
 from tests.model.inodes import STICKY, R, W, fail

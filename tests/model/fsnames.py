@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from fsclient.filesystem import Entry, FileSystem
+from fsclient.kernel.contract import Entry, FileSystem
 from fsmeta.types import PATH_MAX, Caller, Ino
 from tests.model.fswalk import Found, FsWalk, Place
 from tests.model.inodes import SGID, STICKY, SUID, fail

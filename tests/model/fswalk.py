@@ -11,7 +11,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from fsclient.filesystem import FileSystem
+from fsclient.kernel.contract import FileSystem
 from fsmeta.types import NAME_MAX, PATH_MAX, ROOT_INO, Attr, Caller, Ino
 from tests.model.inodes import STICKY, fail
 from tests.model.tree import LINKS_MAX, LastKind, Sysctls

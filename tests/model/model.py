@@ -11,8 +11,7 @@ import os
 from copy import deepcopy
 from typing import assert_never
 
-from tests.model import acls, attributes, files, names
-from tests.model import ops as o
+from tests.model import acls, attributes, files, names, ops as o
 from tests.model.inodes import DEFAULT_ACL, FIXED, R, fail, require
 from tests.model.ops import Op, Result, User, Value
 from tests.model.tree import Sysctls, Tree, Walk

@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fsclient.client import Client, ClientOptions
-from fsclient.config import open_store
-from fsclient.verify import verify_objects
-from fsclient.writeback import WriteBackOptions
-from fsdata.obj_mem import MemObjects
-from fsdata.objects import Buffer
-from fsmeta import volume
-from fsmeta.cache import RowCache
-from fsmeta.check import Examination, check
-from fsmeta.engine import Meta
+from fsclient.mount.client import Client, ClientOptions
+from fsclient.upkeep.verify_objects import verify_objects
+from fsclient.volume.metadata_url import open_store
+from fsclient.writeback.writeback import WriteBackOptions
+from fsdata.objects.contract import Buffer
+from fsdata.objects.mem import MemObjects
+from fsmeta.check.check import Examination, check
+from fsmeta.meta.meta import Meta
+from fsmeta.rules import settings as volume
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store import Store
-from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.store_sqlite import SqliteStore
-from fsmeta.transact import Transactor
+from fsmeta.store.contract import Store
+from fsmeta.store.mem import MemBackend, MemStore
+from fsmeta.store.sqlite import SqliteStore
+from fsmeta.txn.retry import Transactor
+from fsmeta.txn.row_cache import RowCache
 from tests.posix.metafs import MetaFS
 from tests.posix.volumes import PATIENCE_S
 

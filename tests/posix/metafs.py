@@ -11,13 +11,13 @@ import os
 from collections.abc import Sequence
 from itertools import count
 
-from fsclient.filesystem import Buffer, Entry, FileLock, FileSystem, Opened, Stat
-from fsclient.later import Later
-from fsmeta import access
-from fsmeta.engine import Meta
-from fsmeta.ops.create import NewNode
-from fsmeta.ops.ranges import Span
-from fsmeta.ops.rename import Place
+from fsclient.kernel.contract import Buffer, Entry, FileLock, FileSystem, Opened, Stat
+from fsclient.kernel.later import Later
+from fsmeta.meta.meta import Meta
+from fsmeta.ops.data.ranges import Span
+from fsmeta.ops.names.create import NewNode
+from fsmeta.ops.names.rename import Place
+from fsmeta.rules import access
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import (
     AT_END,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta import schema
-from fsmeta.redis_channel import Channel
-from fsmeta.store import Key
-from fsmeta.store_staged import StagedStore
+from fsmeta.schema import keys as schema
+from fsmeta.store.contract import Key
+from fsmeta.store.redis.connection import Channel
 from fsmeta.types import Caller, Ino, SetAttr
+from fsmeta.writeback.staged_store import StagedStore
 from tests.conftest import LogWatch
 from tests.posix.inproc import memory, server
 from tests.posix.test_writeback import Pair, new_pair, read

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta.acl import ENTRIES_MAX
+from fsmeta.schema.acl import ENTRIES_MAX
 from tests.model.corners_acl import acl
 from tests.model.inodes import ACCESS_ACL, APPEND, IMMUTABLE
 from tests.model.syscalls import get_flags, set_flags

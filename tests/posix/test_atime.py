@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import atimes
-from fsclient.fuse.mount import find_flags
-from fsclient.fuse.mount_options import parse_options, with_atime
+from fsclient.files import atimes
+from fsclient.fuse.mount.mount import find_flags
+from fsclient.fuse.mount.mount_options import parse_options, with_atime
 from fsmeta.errors import ConfigError
 from fsmeta.types import ROOT_CALLER, Attr
 from tests.posix.inproc import memory

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.cloner import progress_of_clone
+from fsclient.control.clone_jobs import progress_of_clone
 from tests.posix.conftest import Twins
 from tests.posix.volumes import run, slices_of
 

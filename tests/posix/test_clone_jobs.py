@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fsclient.client import Client
-from fsclient.cloner import CLONE_XATTR
-from fsmeta.clones import Tree
+from fsclient.control.clone_jobs import CLONE_XATTR
+from fsclient.mount.client import Client
+from fsmeta.admin.clones import Tree
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.conftest import LogWatch
 from tests.posix.inproc import client, memory

@@ -14,8 +14,8 @@ from typing import Final
 
 import pytest
 
-from fsclient.client import Client
-from fsclient.filesystem import Opened
+from fsclient.kernel.contract import Opened
+from fsclient.mount.client import Client
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.posix.inproc import memory
 from tests.posix.pages import PAGE, resident

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import durable
-from fsclient.durable import DURABLE_XATTR, FLUSH_XATTR, WAIT_XATTR
-from fsclient.fuse.session import SessionConfig
-from fsclient.later import Later, Outcome
+from fsclient.control import durable_xattr
+from fsclient.control.durable_xattr import DURABLE_XATTR, FLUSH_XATTR, WAIT_XATTR
+from fsclient.fuse.session.session import SessionConfig
+from fsclient.kernel.later import Later, Outcome
 from fsmeta.types import ROOT_CALLER, Ino
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.posix.inproc import memory
@@ -30,7 +30,7 @@ THREADS = 2  # that serve
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """Nothing of /d is published before `release`, and who waits does so until then."""
-    monkeypatch.setattr(durable, "WAIT_S", 3600.0)
+    monkeypatch.setattr(durable_xattr, "WAIT_S", 3600.0)
     with new_pair(memory(), tmp_path / "staging") as made:
         yield made
 
@@ -51,7 +51,7 @@ def test_w4_who_waits_holds_no_thread(pair: Pair, monkeypatch: pytest.MonkeyPatc
     assert not outcomes
     late: list[Outcome[bytes]] = []
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "WAIT_S", 0.0)
+        patch.setattr(durable_xattr, "WAIT_S", 0.0)
         _ask(pair, WAIT_XATTR, directory).begin(late.append)
     wait_until(lambda: late)
     assert late[0]() == b"0", "it has waited long enough"
@@ -70,7 +70,7 @@ def test_w4_who_waits_holds_no_thread(pair: Pair, monkeypatch: pytest.MonkeyPatc
 
 def test_w4_flushes_are_done_a_few_at_a_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ones hang: the others wait, are cancelled or refused, and hold nothing."""
-    monkeypatch.setattr("fsclient.aside.QUEUE_MAX", MANY)
+    monkeypatch.setattr("fsclient.control.job_threads.QUEUE_MAX", MANY)
     io, held, begun = pair.mine.vfs.io, threading.Event(), []
     real = io.flush_open
 
@@ -85,20 +85,20 @@ def test_w4_flushes_are_done_a_few_at_a_time(pair: Pair, monkeypatch: pytest.Mon
     laters = [_ask(pair, FLUSH_XATTR, root) for _ in range(MANY)]
     for later in laters:
         later.begin(outcomes.append)
-    wait_until(lambda: len(begun) == durable.FLUSHES_AT_ONCE)
+    wait_until(lambda: len(begun) == durable_xattr.FLUSHES_AT_ONCE)
     for later in (laters[0], laters[-1]):  # one that runs, and one that waits
         later.cancel()
     assert len(outcomes) == 2
     for outcome in outcomes:
         with pytest.raises(InterruptedError):
             outcome()
-    for _ in range(durable.FLUSHES_AT_ONCE):
+    for _ in range(durable_xattr.FLUSHES_AT_ONCE):
         _ask(pair, FLUSH_XATTR, root).begin(outcomes.append)
     with pytest.raises(BlockingIOError) as refused:
         pair.mine.vfs.question(ROOT_CALLER, root, FLUSH_XATTR)
     assert refused.value.errno == errno.EAGAIN
     held.set()
-    expected = MANY + durable.FLUSHES_AT_ONCE
+    expected = MANY + durable_xattr.FLUSHES_AT_ONCE
     wait_until(lambda: len(outcomes) == expected)
     assert {outcome() for outcome in outcomes[2:]} == {b"1"}
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import unsynced
-from fsclient.client import Client, ClientOptions
-from fsclient.later import Outcome
-from fsdata.block_names import object_key
-from fsdata.geometry import block_count, block_length
-from fsdata.obj_file import FileObjects
+from fsclient.files import unsynced_slices
+from fsclient.kernel.later import Outcome
+from fsclient.mount.client import Client, ClientOptions
+from fsdata.format.geometry import block_count, block_length
+from fsdata.format.object_keys import object_key
+from fsdata.objects.file import FileObjects
+from fsmeta.rules.settings import new_format
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import Ino
-from fsmeta.volume import new_format
 from tests.posix.inproc import format_volume, memory
 from tests.sim.posix import Posix
 from tests.waiting import wait_until
@@ -123,7 +123,7 @@ def test_p1_fsync_of_what_too_many_were_closed_after(
     host: Host, monkeypatch: pytest.MonkeyPatch, many: str
 ) -> None:
     """Nobody knows any more what is to be synced, so all of the file is."""
-    monkeypatch.setattr(unsynced, "FILES_MAX" if many == "files" else "SLICES_MAX", 3)
+    monkeypatch.setattr(unsynced_slices, "FILES_MAX" if many == "files" else "SLICES_MAX", 3)
     for number in range(8):
         path = b"/%d" % (number if many == "files" else 0)
         file = host.posix.open(path, os.O_CREAT | os.O_RDWR)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsclient.client import Client, ClientOptions
-from fsdata.obj_mem import MemObjects
-from fsmeta.engine import Meta
-from fsmeta.store_mem import MemBackend, MemStore
+from fsclient.mount.client import Client, ClientOptions
+from fsdata.objects.mem import MemObjects
+from fsmeta.meta.meta import Meta
+from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, Ino, SetAttr
 from tests.posix import inproc
 from tests.posix.inproc import RUNTIME, meanwhile

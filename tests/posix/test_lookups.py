@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import lookups
-from fsclient.client import Client
-from fsclient.fuse.init import KernelWants
-from fsclient.fuse.session import SessionConfig
-from fsclient.lookups import Lookups
-from fsmeta.engine import Meta
-from fsmeta.store_mem import MemBackend, MemStore
+from fsclient.fuse.session.init import KernelWants
+from fsclient.fuse.session.session import SessionConfig
+from fsclient.mount.client import Client
+from fsclient.vfs import lookup_counts as lookups
+from fsclient.vfs.lookup_counts import Lookups
+from fsmeta.meta.meta import Meta
+from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SetAttr
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.posix import inproc

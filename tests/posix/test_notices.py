@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsclient import coherence as coherence_module
-from fsclient.coherence import AGAIN_AFTER_S, Coherence
-from fsclient.filesystem import Notifier
-from fsmeta import schema
+from fsclient.kernel import cache_leases as coherence_module
+from fsclient.kernel.cache_leases import AGAIN_AFTER_S, Coherence
+from fsclient.kernel.contract import Notifier
+from fsmeta.schema import keys
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.posix.inproc import RUNTIME, memory, meta_only
 from tests.waiting import wait_until
@@ -74,9 +74,9 @@ def test_names_and_listings_are_told_twice_and_attributes_once(
     coherence.absent(ROOT_INO, b"name")
     meta = coherence._meta
     coherence.stat(meta.getattr(ROOT_CALLER, ROOT_INO))
-    coherence._changed([schema.inode_row(ROOT_INO)])
+    coherence._changed([keys.inode_row(ROOT_INO)])
     wait_until(lambda: told.seen)
-    coherence._changed([schema.dir_row(ROOT_INO)])
+    coherence._changed([keys.dir_row(ROOT_INO)])
     listing = [("inode", ROOT_INO), ("entry", ROOT_INO, b"name")]
     wait_until(lambda: len(told.seen) >= 5)
     time.sleep(3 * AGAIN_AFTER_S)
@@ -91,7 +91,7 @@ def test_an_answer_that_was_stuck_is_taken_back() -> None:
         coherence.start(told, lambda: serving)
         name = ("entry", ROOT_INO, b"name")
         coherence.absent(ROOT_INO, b"name")  # the answer to 7
-        coherence._changed([schema.dir_row(ROOT_INO)])
+        coherence._changed([keys.dir_row(ROOT_INO)])
         wait_until(lambda: told.seen.count(name) == 2)
         serving.remove(8)
         serving.add(9)
@@ -106,6 +106,6 @@ def test_news_do_not_wait_for_the_repetition_of_others(
     monkeypatch.setattr(coherence_module, "AGAIN_AFTER_S", 3600.0)
     told, coherence = kernel
     for number in range(1, 4):
-        coherence._changed([schema.dir_row(Ino(number))])
+        coherence._changed([keys.dir_row(Ino(number))])
         wait_until(lambda: ("inode", Ino(number)) in told.seen)  # noqa: B023
     assert told.seen == [("inode", Ino(number)) for number in range(1, 4)]

@@ -7,12 +7,12 @@ from math import inf
 
 import pytest
 
-from fsclient import leader, packer
-from fsclient.client import Client, ClientOptions
-from fsclient.scrub import Scrub
-from fsdata.obj_mem import MemObjects
-from fsmeta import walk
-from fsmeta.snapshots import Taker
+from fsclient.background import leader, packer
+from fsclient.mount.client import Client, ClientOptions
+from fsclient.upkeep.scrub import Scrub
+from fsdata.objects.mem import MemObjects
+from fsmeta.admin.snapshots import Taker
+from fsmeta.schema import scan
 from fsmeta.types import ROOT_CALLER, ROOT_INO, SliceKind
 from tests.conftest import assert_clean
 from tests.posix.inproc import RUNTIME, Connect, format_volume, memory
@@ -197,7 +197,7 @@ def test_scrub_reads_a_segment_once() -> None:
     volume.wait_for_objects(1)
     store = volume.connect()
     scrub = Scrub(store, volume.objects, RUNTIME, volume.client.blocks.block_bytes, threads=1)
-    inodes = [each for page in walk.pages(store) for each in page.inodes]
+    inodes = [each for page in scan.pages(store) for each in page.inodes]
     pieces = [piece for each in inodes for piece in each.chunks.get(0, ())]
     assert {piece.kind for piece in pieces} == {SliceKind.SEGMENT}
     assert scrub.judge(inodes) == []

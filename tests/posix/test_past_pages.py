@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.client import Client
-from fsclient.direct_io import DROPS_AFTER_MINOR
-from fsclient.later import Outcome
+from fsclient.files.direct_io import DROPS_AFTER_MINOR
+from fsclient.kernel.later import Outcome
+from fsclient.mount.client import Client
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.posix import aio, inproc
 from tests.posix.test_notices import Told

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import publisher
+from fsclient.writeback import publisher
 from fsmeta.errors import Ambiguous
-from fsmeta.store import Applied, Commit
+from fsmeta.store.contract import Applied, Commit
 from tests.conftest import LogWatch
 from tests.posix.inproc import RUNTIME, memory, sqlite
 from tests.posix.test_writeback import Pair, new_pair, read, wait_until, write

@@ -9,13 +9,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from fsclient import coherence
-from fsclient.open_files import OpenFile
-from fsmeta.check import check
-from fsmeta.engine import Meta
+from fsclient.files.open_files import OpenFile
+from fsclient.kernel import cache_leases
+from fsmeta.check.check import check
 from fsmeta.errors import Unavailable
-from fsmeta.store import SCAN_PAGE, Page
-from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.meta.meta import Meta
+from fsmeta.store.contract import SCAN_PAGE, Page
+from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Caller, Ino, SetAttr, Slice
 from tests.conftest import LogWatch
 from tests.posix import inproc
@@ -276,7 +276,7 @@ class _NoKernel:
 
 @pytest.mark.parametrize("epoch", [False, True])
 def test_leases_of_absent_names_are_bounded(monkeypatch: pytest.MonkeyPatch, epoch: bool) -> None:
-    monkeypatch.setattr(coherence, "LEASES_MAX", 10)
+    monkeypatch.setattr(cache_leases, "LEASES_MAX", 10)
     notifier, backend = _NoKernel(epoch), MemBackend(RUNTIME)
     with inproc.client(lambda: MemStore(backend, tracked=True)) as made:
         made.vfs.coherence.start(notifier)
@@ -293,7 +293,7 @@ def test_who_closed_a_setuid_file_finds_that_the_kernel_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread told it soon after; before that, others could still run the program as its owner."""
-    monkeypatch.setattr(coherence.Coherence, "_run", lambda _self: None)  # it comes too late
+    monkeypatch.setattr(cache_leases.Coherence, "_run", lambda _self: None)  # it comes too late
     notifier = _NoKernel(epoch=True)
     with inproc.client(inproc.memory()) as client:
         client.vfs.coherence.start(notifier)

@@ -18,8 +18,8 @@ from typing import Final
 
 import pytest
 
-from fsclient.cli.jobs import run_job
-from fsclient.room import ROOM_TTL_S
+from fsclient.cli.options.jobs import run_job
+from fsclient.files.quota_precheck import ROOM_TTL_S
 from tests.outcome import errno_of
 from tests.posix.conftest import Twins
 from tests.posix.volumes import Volume, can_mount, run, slices_of, temporary_folder

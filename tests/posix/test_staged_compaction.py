@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import compactor
+from fsclient.background import compactor
 from tests.posix.inproc import RUNTIME, memory, sqlite
 from tests.posix.test_writeback import SETTLE_S, Pair, new_pair, read, wait_until
 

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import packer, staged_packer
-from fsclient.client import Client, ClientOptions
-from fsclient.writeback import WriteBack, WriteBackOptions
-from fsdata import staged_small
-from fsdata.block_names import object_key
-from fsdata.obj_mem import MemObjects
-from fsdata.objects import Buffer
-from fsdata.staging_data import Spot, StagingData
-from fsmeta import schema
-from fsmeta.schema_packing import OpenSegment
-from fsmeta.store import DELETE
+from fsclient.background import packer
+from fsclient.mount.client import Client, ClientOptions
+from fsclient.writeback import packer as staged_packer
+from fsclient.writeback.writeback import WriteBack, WriteBackOptions
+from fsdata.format.object_keys import object_key
+from fsdata.objects.contract import Buffer
+from fsdata.objects.mem import MemObjects
+from fsdata.staging import coalesce
+from fsdata.staging.data_segments import Spot, StagingData
+from fsmeta.schema import keys
+from fsmeta.schema.segments import OpenSegment
+from fsmeta.store.contract import DELETE
 from fsmeta.types import SliceKind
 from tests.conftest import assert_clean
 from tests.meta.engines import change
@@ -34,7 +35,7 @@ SOON_S = 60.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files wait until a block is full or somebody waits, however slow this machine is."""
-    monkeypatch.setattr(staged_small, "LINGER_S", 3600.0)
+    monkeypatch.setattr(coalesce, "LINGER_S", 3600.0)
 
 
 class Slow(MemObjects):
@@ -118,7 +119,7 @@ class Volume:
         self.check(Posix(other.vfs))
         assert other.stop()
         store = self.connect()
-        assert store.read_rows([schema.CLONES]) == [{}]
+        assert store.read_rows([keys.CLONES]) == [{}]
         assert_clean(store)
 
 
@@ -228,7 +229,7 @@ def test_o6_files_that_are_deleted_before_others_see_them(tmp_path: Path) -> Non
 def test_o6_room_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was staged of packed files goes when they are published, and first where it is full."""
     segment = 1 << 20
-    monkeypatch.setattr("fsdata.staging_data.SEGMENT_BYTES", segment)
+    monkeypatch.setattr("fsdata.staging.data_segments.SEGMENT_BYTES", segment)
     volume = Volume(tmp_path, limit=4 * segment)
     volume.write(FILES, 400 << 10)
     assert volume.staged() <= 5 << 20
@@ -255,7 +256,7 @@ def test_o6_a_segment_that_was_left_to_the_leader_is_made_anew(
     def lose(segment: OpenSegment) -> None:
         opened(segment)
         if not lost:
-            write = DELETE, schema.CLONES, segment.field
+            write = DELETE, keys.CLONES, segment.field
             volume.connect().commit(change(write))
             lost.append(segment)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta.clones import Tree
-from fsmeta.sealed import SHELF_NAME, shelf_of
+from fsmeta.admin.clones import Tree
+from fsmeta.schema.snapshot_inos import SHELF_NAME, shelf_of
 from fsmeta.types import ROOT_CALLER, Ino, SetAttr
 from tests.posix.inproc import RUNTIME, memory, sqlite
 from tests.posix.test_writeback import Clone, Pair, new_pair, read, write

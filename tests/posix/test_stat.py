@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fsclient import open_files
-from fsclient.client import Client
+from fsclient.files import open_files
+from fsclient.mount.client import Client
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Dentry, FileType, SetAttr
 from tests.posix import inproc
 from tests.posix.inproc import meanwhile

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import privileges
-from fsclient.client import Client
+from fsclient.files import setid_bits
+from fsclient.mount.client import Client
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr
 from tests.posix import inproc
 from tests.posix.conftest import Twins
@@ -72,10 +72,10 @@ def test_p1_capabilities_overrule_the_sticky_bit(
     directory = _shared(client)
     capable = KERNEL._replace(pid=os.getpid())
     with monkeypatch.context() as patch:
-        patch.setattr(privileges, "_status", lambda _pid, _name: [b"fffffffffffffff7"])
+        patch.setattr(setid_bits, "_status", lambda _pid, _name: [b"fffffffffffffff7"])
         with pytest.raises(OSError, match="sticky"):
             client.vfs.unlink(capable, directory, b"theirs")
-        patch.setattr(privileges, "_status", lambda _pid, _name: [b"0000000000000008"])
+        patch.setattr(setid_bits, "_status", lambda _pid, _name: [b"0000000000000008"])
         client.vfs.unlink(capable, directory, b"theirs")
 
 

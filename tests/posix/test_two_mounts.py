@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.coherence import SHORT_S
+from fsclient.kernel.cache_leases import SHORT_S
 from tests.posix.conftest import ROUNDS_S, Servers, Twins
 from tests.posix.stale_names import CASES
 from tests.redis_server import RedisServer

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.client import STAGED_UPLOADS, Client, ClientOptions
-from fsclient.cloner import CLONE_XATTR
-from fsclient.writeback import WriteBackOptions
-from fsdata.obj_mem import MemObjects
-from fsdata.objects import Buffer
-from fsdata.uploads import UPLOAD_THREADS
-from fsmeta.cache import RowCache
-from fsmeta.ops.rename import WHITEOUT
-from fsmeta.transact import Transactor
+from fsclient.control.clone_jobs import CLONE_XATTR
+from fsclient.mount.client import STAGED_UPLOADS, Client, ClientOptions
+from fsclient.writeback.writeback import WriteBackOptions
+from fsdata.files.upload_pool import UPLOAD_THREADS
+from fsdata.objects.contract import Buffer
+from fsdata.objects.mem import MemObjects
+from fsmeta.ops.names.rename import WHITEOUT
+from fsmeta.rules.settings import create_volume, new_format
+from fsmeta.txn.retry import Transactor
+from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import BLOCK_BYTES_MAX, ROOT_CALLER, Caller, SetAttr
-from fsmeta.volume import create_volume, new_format
 from tests.conftest import LogWatch, assert_clean
 from tests.posix.inproc import RUNTIME, Connect, memory, sqlite
 from tests.posix.volumes import PATIENCE_S

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.client import Client, ClientOptions
-from fsclient.writeback import WriteBackOptions
-from fsdata import obj_staged
-from fsmeta import schema_journal
-from fsmeta.cache import RowCache
-from fsmeta.ops import publish
-from fsmeta.schema_journal import HOLDER_FIELD, Holder, journal_row, pack_holder
-from fsmeta.transact import Transactor
+from fsclient.mount.client import Client, ClientOptions
+from fsclient.writeback.writeback import WriteBackOptions
+from fsdata.staging import staged_objects
+from fsmeta.schema import journal as schema_journal
+from fsmeta.schema.journal import HOLDER_FIELD, Holder, journal_row, pack_holder
+from fsmeta.txn.retry import Transactor
+from fsmeta.txn.row_cache import RowCache
+from fsmeta.writeback import replay
 from tests.conftest import LogWatch
 from tests.posix.inproc import RUNTIME, Connect, memory
 from tests.posix.test_writeback import Pair, new_pair, pair, read, wait_until, write
@@ -93,10 +93,10 @@ def test_w1_a_journal_that_was_given_up_is_not_taken_for_a_drained_one(tmp_path:
         journal = pair.mine.writeback._journal
         run = Transactor(pair.store, RUNTIME, RowCache(RUNTIME))
         assert run.view(lambda txn: txn.get_row(journal_row(journal))).keys() == {HOLDER_FIELD}
-        run.run(lambda txn: publish.abandon(txn, journal))
+        run.run(lambda txn: replay.abandon(txn, journal))
         left = run.view(lambda txn: txn.get_row(journal_row(journal)))
         assert [schema_journal.is_mark(field) for field in left] == [True]
-        run.run(lambda txn: publish.abandon(txn, journal))
+        run.run(lambda txn: replay.abandon(txn, journal))
         assert run.view(lambda txn: txn.get_row(journal_row(journal))) == left
 
 
@@ -104,7 +104,7 @@ def test_w1_what_the_disk_fails_to_read_is_not_given_up(
     pair: Pair, log_watch: LogWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was taken for lost, and left out for ever with what came after it."""
-    monkeypatch.setattr(obj_staged, "UNREAD_S_MAX", 0.5)
+    monkeypatch.setattr(staged_objects, "UNREAD_S_MAX", 0.5)
     log_watch.expect("^WARNING fsdata.obj_staged: staging disk: .*simulated; uploads .* wait")
     log_watch.expect("^ERROR fsclient.writeback: write .* disk can't be read: simulated; .*anew")
     back = pair.mine.writeback

@@ -12,25 +12,25 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple
 
-from fsclient.cache_options import CacheOptions
-from fsclient.client import Client, ClientOptions
-from fsclient.collect import Collected, Job, Progress, collect
-from fsclient.collect_place import Place
-from fsclient.verify import verify_objects
-from fsclient.writeback import WriteBackOptions
-from fsdata.budget import BUFFER_BYTES_MIN
-from fsdata.obj_mem import MemObjects
-from fsmeta import schema
-from fsmeta.cache import RowCache
-from fsmeta.check import Examination
-from fsmeta.engine import Meta
+from fsclient.mount.client import Client, ClientOptions
+from fsclient.upkeep.gc import Collected, Job, Progress, collect
+from fsclient.upkeep.gc_checkpoint import Place
+from fsclient.upkeep.verify_objects import verify_objects
+from fsclient.volume.cache_options import CacheOptions
+from fsclient.writeback.writeback import WriteBackOptions
+from fsdata.objects.mem import MemObjects
+from fsdata.resources.memory_budget import BUFFER_BYTES_MIN
+from fsmeta.check.check import Examination
+from fsmeta.meta.meta import Meta
+from fsmeta.rules.settings import BLOCK_BYTES_MIN, create_volume, new_format
 from fsmeta.runtime import Thread
-from fsmeta.sealed import is_shelf
-from fsmeta.store import FENCE_FIELD
-from fsmeta.store_mem import MemBackend, MemStore
-from fsmeta.transact import DEADLINE_S, Transactor
+from fsmeta.schema import keys
+from fsmeta.schema.snapshot_inos import is_shelf
+from fsmeta.store.contract import FENCE_FIELD
+from fsmeta.store.mem import MemBackend, MemStore
+from fsmeta.txn.retry import DEADLINE_S, Transactor
+from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import ROOT_INO, Ino
-from fsmeta.volume import BLOCK_BYTES_MIN, create_volume, new_format
 from tests.sim.disks import SimDisks
 from tests.sim.fault_objects import FaultObjects
 from tests.sim.faults import CALM, Faults, FaultStore
@@ -154,7 +154,7 @@ class Node:
 
     def has_session(self) -> bool:
         """Whether the volume knows it as alive."""
-        return FENCE_FIELD in self._rows.get(schema.session_row(self.session_id()), {})
+        return FENCE_FIELD in self._rows.get(keys.session_row(self.session_id()), {})
 
     def cut(self, cut: bool) -> None:
         """Take the network away, or give it back."""
@@ -231,11 +231,11 @@ class Cluster:
     def _garbage(self) -> dict[bytes, list[int]]:
         """What waits for deletion, and sessions of the dead."""
         found = {}
-        for row in (schema.ORPHANS, schema.DEAD_SLICES, schema.TRASH, schema.CLONES):
-            found[row] = [schema.id_of(field) for field in self.backend.rows.get(row, {})]
+        for row in (keys.ORPHANS, keys.DEAD_SLICES, keys.TRASH, keys.CLONES):
+            found[row] = [keys.id_of(field) for field in self.backend.rows.get(row, {})]
         alive = {node.session_id() for node in self.living()}
-        sessions = [schema.id_of(field) for field in self.backend.rows.get(schema.SESSIONS, {})]
-        found[schema.SESSIONS] = [sid for sid in sessions if sid not in alive]
+        sessions = [keys.id_of(field) for field in self.backend.rows.get(keys.SESSIONS, {})]
+        found[keys.SESSIONS] = [sid for sid in sessions if sid not in alive]
         return {row: ids for row, ids in found.items() if ids}
 
     def stop(self) -> None:
@@ -256,7 +256,7 @@ class Cluster:
             assert not checked.problems, "\n".join(map(str, checked.problems))
             assert not checked.dead
             verdict = verify_objects(self.objects, BLOCK, examination, data=True)
-        assert not self.backend.rows.get(schema.SESSIONS)
+        assert not self.backend.rows.get(keys.SESSIONS)
         assert checked.inodes == len(self._reachable()), "something hangs in a loop"
         assert not verdict.problems, "\n".join(verdict.problems)
         assert self.leaks or not verdict.leaked, f"{verdict.leaked} objects leaked"
@@ -274,12 +274,12 @@ class Cluster:
 
     def _reachable(self) -> set[Ino]:
         """Every inode that a path leads to."""
-        shelves = (Ino(schema.id_of(row)) for row in self.backend.rows if row[:1] == b"d")
+        shelves = (Ino(keys.id_of(row)) for row in self.backend.rows if row[:1] == b"d")
         found, todo = {ROOT_INO}, [ROOT_INO, *filter(is_shelf, shelves)]
         while todo:
-            row = schema.dir_row(todo.pop())
+            row = keys.dir_row(todo.pop())
             for name, value in self.backend.rows.get(row, {}).items():
-                _, ino = schema.unpack_dentry(row, name, value)
+                _, ino = keys.unpack_dentry(row, name, value)
                 if ino not in found:
                     found.add(ino)
                     todo.append(ino)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fsdata import staging_data
-from fsmeta import engine_deletion
+from fsdata.staging import data_segments
+from fsmeta.meta import deletion
 from tests.sim.cluster import BLOCK
 
 SEEDS_DEFAULT = 20
@@ -14,8 +14,8 @@ SEEDS_DEFAULT = 20
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that journals write over some of them, and that clients have open what fills batches."""
-    monkeypatch.setattr(staging_data, "SEGMENT_BYTES", 4 * BLOCK)
-    monkeypatch.setattr(engine_deletion, "HOLD_BATCH", 2)
+    monkeypatch.setattr(data_segments, "SEGMENT_BYTES", 4 * BLOCK)
+    monkeypatch.setattr(deletion, "HOLD_BATCH", 2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from fsdata.disk_cache_files import CacheFile, CacheFiles, Listed, Space
-from fsdata.objects import Buffer
+from fsdata.disk_cache.file_io import CacheFile, CacheFiles, Listed, Space
+from fsdata.objects.contract import Buffer
 from fsmeta.runtime import Lock
 from tests.sim.scheduler import SimRuntime
 

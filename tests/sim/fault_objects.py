@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
-from fsdata.objects import Buffer, ObjectInfo, ObjectStore, Range, fill
+from fsdata.objects.contract import Buffer, ObjectInfo, ObjectStore, Range, fill
 from fsmeta.errors import StoreError, Unavailable
 from tests.sim.faults import Faults, Network
 from tests.sim.scheduler import SimRuntime

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from fsmeta.errors import Ambiguous, StoreError, Unavailable
-from fsmeta.store import (
+from fsmeta.store.contract import (
     SCAN_PAGE,
     Applied,
     Commit,

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from fsclient.filesystem import FileSystem, SetAttr
+from fsclient.kernel.contract import FileSystem, SetAttr
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Ino
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ import errno
 import random
 from collections.abc import Sequence
 
-from fsdata.objects import Buffer
-from fsdata.staging_disk import StagingDisk
+from fsdata.objects.contract import Buffer
+from fsdata.staging.disk import StagingDisk
 from tests.sim.scheduler import SimRuntime
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from fsdata.block_names import object_key
-from fsdata.codec import decode
-from fsdata.geometry import block_count, block_length
-from fsmeta import schema, schema_inode, schema_slices
+from fsdata.format.block_v1 import decode
+from fsdata.format.geometry import block_count, block_length
+from fsdata.format.object_keys import object_key
+from fsmeta.schema import inode, keys, slices
 from fsmeta.types import ROOT_INO, Ino, SliceKind
 from tests.sim.cluster import BLOCK, Cluster
 
@@ -18,22 +18,22 @@ def stored(cluster: Cluster, path: bytes) -> State:
     """What the stores have of a directory, without asking any client; takes no time."""
     rows, ino = cluster.backend.rows, ROOT_INO
     for part in path.strip(b"/").split(b"/"):
-        dentry = rows.get(schema.dir_row(ino), {}).get(part)
+        dentry = rows.get(keys.dir_row(ino), {}).get(part)
         if dentry is None:
             return {}
-        _, ino = schema.unpack_dentry(b"", part, dentry)
+        _, ino = keys.unpack_dentry(b"", part, dentry)
     found: State = {}
-    for name, value in rows.get(schema.dir_row(ino), {}).items():
-        found[name] = content_of(cluster, schema.unpack_dentry(b"", name, value)[1])
+    for name, value in rows.get(keys.dir_row(ino), {}).items():
+        found[name] = content_of(cluster, keys.unpack_dentry(b"", name, value)[1])
     return found
 
 
 def content_of(cluster: Cluster, ino: Ino) -> bytes:
     """All bytes of a file."""
-    fields = cluster.backend.rows[schema.inode_row(ino)]
-    size = schema_inode.unpack_inode(ino, fields[b"a"], fields[b"v"]).size
+    fields = cluster.backend.rows[keys.inode_row(ino)]
+    size = inode.unpack_inode(ino, fields[b"a"], fields[b"v"]).size
     data = bytearray(size)
-    for each in schema_slices.unpack_slices(ino, 0, fields.get(schema.chunk_field(0))):
+    for each in slices.unpack_slices(ino, 0, fields.get(keys.chunk_field(0))):
         end = min(size, each.pos + each.length)
         if each.kind is SliceKind.HOLE:
             data[each.pos : end] = bytes(max(0, end - each.pos))

@@ -12,11 +12,12 @@ from functools import partial
 
 import pytest
 
-from fsclient import compactor, steady_clock, trash_keeper
-from fsclient.leadership import LEASE_S
-from fsdata import geometry
-from fsmeta import engine_trash, trash
-from fsmeta.transact import DEADLINE_S
+from fsclient.background import compactor, steady_clock, trash_expiry
+from fsclient.background.leadership import LEASE_S
+from fsdata.format import geometry
+from fsmeta.meta import trash as engine_trash
+from fsmeta.schema import trash
+from fsmeta.txn.retry import DEADLINE_S
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
 from tests.sim.disks import SimDisks
@@ -62,9 +63,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geometry, "HOLES_MAX", 2)
     # the trash has days of one hour, which lasts longer than a lease
     monkeypatch.setattr(trash, "HOUR_NS", 90 * 10**9)
-    monkeypatch.setattr(trash_keeper, "HOURS_A_DAY", 1)
+    monkeypatch.setattr(trash_expiry, "HOURS_A_DAY", 1)
     monkeypatch.setattr(engine_trash, "NOTE_S", 15.0)
-    monkeypatch.setattr(trash_keeper, "FORGET_S", 90.0)
+    monkeypatch.setattr(trash_expiry, "FORGET_S", 90.0)
     monkeypatch.setattr(steady_clock, "LEAP_S", 30.0)
     monkeypatch.setattr(steady_clock, "BELIEVE_S", 60.0)
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from fsclient.cloner import ALL_AT_ONCE, AT_ONCE, CLONE_XATTR, MANY
+from fsclient.control.clone_jobs import ALL_AT_ONCE, AT_ONCE, CLONE_XATTR, MANY
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, SetAttr
 from tests.outcome import errno_of
 from tests.sim.cluster import Cluster, Node, Weather

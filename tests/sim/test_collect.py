@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import collect as collect_module
-from fsclient import collect_place
-from fsclient.collect_place import Place
+from fsclient.upkeep import gc as collect_module, gc_checkpoint
+from fsclient.upkeep.gc_checkpoint import Place
 from fsmeta.errors import ConfigError
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Weather
@@ -39,7 +38,7 @@ GC_ERROR = "^ERROR fsclient.losses: inode .* data written and not stored is lost
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect_module, "BATCH", 3)
-    monkeypatch.setattr(collect_place, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(gc_checkpoint, "SAVE_EVERY_S", 0.0)
 
 
 class Killed(BaseException):

@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 
-from fsclient import cache_options
-from fsclient.warmer import ANSWER_BYTES, WARM_XATTR
-from fsdata import disk_cache_usage
-from fsmeta import schema
+from fsclient.control.warmup_server import ANSWER_BYTES, WARM_XATTR
+from fsclient.volume import cache_options
+from fsdata.disk_cache import usage
 from fsmeta.errors import StoreError
+from fsmeta.schema import keys
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
@@ -34,7 +34,7 @@ def small() -> Iterator[None]:
     """Caches of a few blocks, in a few shards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_options, "SIZE_BYTES_MIN", 1)
-        patch.setattr(disk_cache_usage, "SHARDS", 3)
+        patch.setattr(usage, "SHARDS", 3)
         patch.setattr(cache_options, "OPEN_MAX", 4)
         yield
 
@@ -79,7 +79,7 @@ def _warm_some(
         files = [
             row for row, fields in sorted(rows.items()) if row[:1] == b"i" and _has_data(fields)
         ]
-        ino = Ino(schema.id_of(dice.choice(files))) if files else ROOT_INO
+        ino = Ino(keys.id_of(dice.choice(files))) if files else ROOT_INO
         verb = dice.choice(VERBS)
         begin = dice.choice((0, dice.randrange(1 << 20)))
         name = b"%b.%b.%d.%d" % (WARM_XATTR, verb.encode(), begin, 1 << 40)

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from fsclient import leadership
+from fsclient.background import leadership
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Weather
 from tests.sim.harness import simulate

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from fsdata.obj_mem import MemObjects
+from fsdata.objects.mem import MemObjects
 from fsmeta.errors import Ambiguous, Conflict, ObjectMissing, Unavailable
-from fsmeta.store import EDITION, FENCE_FIELD, PUT, Commit, Store
-from fsmeta.store_mem import MemBackend, MemStore
+from fsmeta.store.contract import EDITION, FENCE_FIELD, PUT, Commit, Store
+from fsmeta.store.mem import MemBackend, MemStore
 from tests.sim.fault_objects import Damage, FaultObjects
 from tests.sim.faults import CALM, Faults, FaultStore
 from tests.sim.harness import simulate

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fsclient.compactor import Compactor
+from fsclient.background.compactor import Compactor
 from fsmeta.runtime import AGAIN_MAX_S, spawn_lasting
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Weather

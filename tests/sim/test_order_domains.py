@@ -14,9 +14,9 @@ from typing import Final
 
 import pytest
 
-from fsclient.writeback import WriteBack, WriteBackOptions
-from fsdata.obj_mem import MemObjects
-from fsdata.objects import Buffer
+from fsclient.writeback.writeback import WriteBack, WriteBackOptions
+from fsdata.objects.contract import Buffer
+from fsdata.objects.mem import MemObjects
 from fsmeta.errors import Unavailable
 from fsmeta.types import Ino
 from tests.conftest import LogWatch

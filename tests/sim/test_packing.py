@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from fsclient import pack_walk, packer
-from fsclient.client import ClientOptions
-from fsclient.pack_walk import PackWalk
-from fsdata.pool import WorkerPool
+from fsclient.background import packer
+from fsclient.mount.client import ClientOptions
+from fsclient.upkeep import pack
+from fsclient.upkeep.pack import PackWalk
+from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import StoreError
 from tests.conftest import LogWatch
-from tests.sim import cluster as cluster_module
-from tests.sim import test_writeback
+from tests.sim import cluster as cluster_module, test_writeback
 from tests.sim.cluster import BLOCK, Cluster, Node, Weather
 from tests.sim.harness import simulate
 from tests.sim.loads import Load
@@ -39,9 +39,14 @@ from tests.sim.test_client import (
     eager,
 )
 from tests.sim.test_collect import live, nothing, small_steps
-from tests.sim.test_writeback import CALM_DATA, World, _crash, _lose_disk
-from tests.sim.test_writeback import TROUBLE as STAGING_TROUBLE
-from tests.sim.test_writeback import live as write_back
+from tests.sim.test_writeback import (
+    CALM_DATA,
+    TROUBLE as STAGING_TROUBLE,
+    World,
+    _crash,
+    _lose_disk,
+    live as write_back,
+)
 
 __all__ = ["eager", "small_steps"]
 QUIET_S = 10  # what waits for company waits no longer
@@ -118,7 +123,7 @@ class Walks:
             before = by.packed
             try:
                 work = PackWalk(client.meta, by, client.blocks.block_bytes)
-                for _count, _cursor in pack_walk.pages(client.meta, work):
+                for _count, _cursor in pack.pages(client.meta, work):
                     node.process.sleep(dice.random() / 10)
             except StoreError:
                 pass  # it is run again
@@ -142,8 +147,8 @@ def walking(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cluster_module, "ClientOptions", options)
     monkeypatch.setattr(packer, "MEMBERS_MIN", 2)
-    monkeypatch.setattr(pack_walk, "MEMBERS_MAX", 6)
-    monkeypatch.setattr(pack_walk, "WINDOW", 10)
+    monkeypatch.setattr(pack, "MEMBERS_MAX", 6)
+    monkeypatch.setattr(pack, "WINDOW", 10)
 
 
 def _walk(sim: SimRuntime, seed: int, weather: Weather, calamity: Calamity, cursor: str) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from fsmeta import accounting, quota
-from fsmeta.accounting import Limits
-from fsmeta.engine import Meta
+from fsmeta.admin import quota_admin
+from fsmeta.admin.quota_admin import Limits
 from fsmeta.errors import ConfigError, StoreError
-from fsmeta.store_mem import MemStore
+from fsmeta.meta.meta import Meta
+from fsmeta.rules import quota
+from fsmeta.store.mem import MemStore
 from tests.conftest import LogWatch
 from tests.sim import test_client as worlds
 from tests.sim.cluster import Cluster, Weather
@@ -54,11 +55,11 @@ def _one_act(meta: Meta, dice: random.Random) -> None:
     node = dice.choice((quota.user_node(0), quota.group_node(0), quota.user_node(7)))
     match dice.randrange(4):
         case 0:
-            accounting.delete_quota(meta, node)
-        case 1 if accounting.has_limits(meta):
-            accounting.recount(meta)
+            quota_admin.delete_quota(meta, node)
+        case 1 if quota_admin.has_limits(meta):
+            quota_admin.recount(meta)
         case _:
-            accounting.set_quota(meta, node, AMPLE)
+            quota_admin.set_quota(meta, node, AMPLE)
 
 
 def _with_quotas(calamity: worlds.Calamity | None, weather: Weather) -> worlds.Calamity:
@@ -72,7 +73,7 @@ def _with_quotas(calamity: worlds.Calamity | None, weather: Weather) -> worlds.C
         cluster.sim.sleep(dice.random() * PAUSE_S)
         last = Meta(MemStore(cluster.backend), cluster.sim.process("last"))
         if dice.random() < 0.8:
-            accounting.set_quota(last, quota.user_node(0), AMPLE)
+            quota_admin.set_quota(last, quota.user_node(0), AMPLE)
 
     return happen
 

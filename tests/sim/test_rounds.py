@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from fsclient.background import HEARTBEAT_S
-from fsclient.leader import NEWS_S
-from fsclient.leadership import LEASE_S, LOOK_S
-from fsmeta import schema
+from fsclient.background.background import HEARTBEAT_S
+from fsclient.background.leader import NEWS_S
+from fsclient.background.leadership import LEASE_S, LOOK_S
 from fsmeta.errors import ObjectMissing
-from fsmeta.store import COMMIT_OPS_ENOUGH
+from fsmeta.schema import keys
+from fsmeta.store.contract import COMMIT_OPS_ENOUGH
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Node, Weather
@@ -63,13 +63,13 @@ def _make(node: Node, path: bytes = b"/f") -> File:
 
 
 def _leader(cluster: Cluster) -> Node:
-    value = cluster.backend.rows[schema.BACKGROUND][schema.LEADER]
-    (node,) = [each for each in cluster.living() if each.session_id() == schema.id_of(value)]
+    value = cluster.backend.rows[keys.BACKGROUND][keys.LEADER]
+    (node,) = [each for each in cluster.living() if each.session_id() == keys.id_of(value)]
     return node
 
 
 def _is_there(cluster: Cluster, file: File) -> bool:
-    return schema.inode_row(file.ino) in cluster.backend.rows
+    return keys.inode_row(file.ino) in cluster.backend.rows
 
 
 @SEEDS
@@ -269,7 +269,7 @@ def test_a_file_of_very_many_chunks(sim_seed: int) -> None:
         Posix(node.client.vfs).unlink(b"/f")
         cluster.sim.sleep(ROUNDS_S)
         assert not _is_there(cluster, file)
-        assert not cluster.backend.rows.get(schema.DEAD_SLICES)
+        assert not cluster.backend.rows.get(keys.DEAD_SLICES)
         assert node.client.background.deleted >= COMMIT_OPS_ENOUGH
 
     _world(sim_seed, body, 1)
@@ -338,7 +338,7 @@ def test_a_leader_that_can_not_delete_ends_dead_sessions(sim_seed: int) -> None:
         assert hanging.wait(2 * ROUNDS_S)
         other.crash()
         cluster.sim.sleep(LEASE_S + 3 * LOOK_S)
-        assert schema.pack_u64(dead) not in cluster.backend.rows[schema.SESSIONS]
+        assert keys.pack_u64(dead) not in cluster.backend.rows[keys.SESSIONS]
         heals.set()
         cluster.sim.sleep(ROUNDS_S)
         assert not [*cluster.objects.list("")]

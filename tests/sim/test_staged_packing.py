@@ -11,9 +11,10 @@ from functools import partial
 
 import pytest
 
-from fsclient import packer, staged_packer
-from fsclient.leadership import LEASE_S
-from fsdata import staged_small
+from fsclient.background import packer
+from fsclient.background.leadership import LEASE_S
+from fsclient.writeback import packer as staged_packer
+from fsdata.staging import coalesce
 from tests.conftest import LogWatch
 from tests.sim import test_writeback
 from tests.sim.cluster import BLOCK, Weather
@@ -45,7 +46,7 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     pack_at_once(monkeypatch)
     monkeypatch.setattr(packer, "MEMBERS_MIN", 2)
     monkeypatch.setattr(staged_packer, "MEMBERS_MIN", 2)
-    monkeypatch.setattr(staged_small, "LINGER_S", 1.0)
+    monkeypatch.setattr(coalesce, "LINGER_S", 1.0)
     monkeypatch.setattr(test_writeback, "SIZES", (1, 300, 900, 4000, 3 * BLOCK + 5))
 
 

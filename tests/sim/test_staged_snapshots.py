@@ -13,10 +13,10 @@ from functools import partial
 
 import pytest
 
-from fsclient.cloner import CLONE_XATTR
-from fsmeta import schema
+from fsclient.control.clone_jobs import CLONE_XATTR
 from fsmeta.errors import StoreError
-from fsmeta.sealed import shelf_of
+from fsmeta.schema import keys
+from fsmeta.schema.snapshot_inos import shelf_of
 from fsmeta.types import ROOT_CALLER, Ino
 from tests.conftest import LogWatch
 from tests.sim.cluster import Node, Weather
@@ -76,8 +76,8 @@ class Kept:
             assert report["errno"] in REFUSED, report
             return False
         rows = self.world.cluster.backend.rows
-        dentry = rows[schema.dir_row(shelf_of(source))][word]
-        root = schema.unpack_dentry(b"", word, dentry)[1]
+        dentry = rows[keys.dir_row(shelf_of(source))][word]
+        root = keys.unpack_dentry(b"", word, dentry)[1]
         self.shown[root] = self.show(root)
         if report["changed"]:
             return False
@@ -88,8 +88,8 @@ class Kept:
         """What the stores have of a snapshot."""
         cluster = self.world.cluster
         return {
-            name: content_of(cluster, schema.unpack_dentry(b"", name, value)[1])
-            for name, value in cluster.backend.rows.get(schema.dir_row(root), {}).items()
+            name: content_of(cluster, keys.unpack_dentry(b"", name, value)[1])
+            for name, value in cluster.backend.rows.get(keys.dir_row(root), {}).items()
         }
 
 

@@ -16,8 +16,8 @@ from functools import partial
 
 import pytest
 
-from fsclient.client import Client
-from fsclient.writeback import WriteBack
+from fsclient.mount.client import Client
+from fsclient.writeback.writeback import WriteBack
 from fsmeta.errors import StoreError
 from tests.conftest import LogWatch
 from tests.data.world import pattern

@@ -155,8 +155,35 @@ def test_a_cycle_through_a_package_that_an_import_runs_is_found(tmp_path: Path) 
         "fsclient/fuse/session.py": DOC + "import fsclient.vfs\n",
         "fsclient/vfs.py": DOC + "from fsclient.fuse import abi\n",
     }
-    (line,) = report(tmp_path, {**CLEAN, **files})
+    found = report(tmp_path, {**CLEAN, **files})
+    (line,) = [line for line in found if ": cycle: " in line]
     assert line.startswith("fsclient/fuse/__init__.py:2: cycle: fsclient.fuse → ")
+
+
+def test_a_folder_has_a_rank_and_imports_lower_ranks_only(tmp_path: Path) -> None:
+    files = {
+        "fsmeta/store/contract.py": DOC + "def _f():\n    from fsmeta.txn import txn\n",
+        "fsmeta/store/redis/engine.py": DOC + "from fsmeta.store import contract\n",
+        "fsmeta/schema/keys.py": DOC + "import fsmeta.store.redis.engine\n",
+        "fsmeta/txn/txn.py": DOC,
+        "fsclient/attic/x.py": DOC,
+    }
+    packages = ("fsmeta/store", "fsmeta/store/redis", "fsmeta/schema", "fsmeta/txn")
+    files |= {f"{folder}/__init__.py": DOC for folder in packages}
+    found = report(tmp_path, {**CLEAN, **files})
+    assert [line.split(";")[0] for line in found] == [
+        "fsclient/attic:1: room: has no rank",
+        "fsmeta/schema/keys.py:2: room: fsmeta/schema (rank 2) may not import "
+        "fsmeta.store.redis.engine (rank 2)",
+        "fsmeta/store/contract.py:3: room: fsmeta/store (rank 1) may not import "
+        "fsmeta.txn.txn (rank 3)",
+    ]
+
+
+def test_a_sixteenth_file_in_a_folder_is_found(tmp_path: Path) -> None:
+    files = {f"fsdata/blocks/m{number}.py": DOC for number in range(16)}
+    (line,) = report(tmp_path, {**CLEAN, **files})
+    assert line.startswith("fsdata/blocks:1: room: holds 16 files, at most 15")
 
 
 def test_main_exits_with_one_where_there_are_findings(

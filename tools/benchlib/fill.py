@@ -14,11 +14,11 @@ import time
 from functools import partial
 from typing import Final
 
-from fsclient.config import open_store
-from fsmeta import schema, schema_inode
-from fsmeta.engine import Meta
+from fsclient.volume.metadata_url import open_store
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
-from fsmeta.txn import Txn
+from fsmeta.schema import inode, keys
+from fsmeta.txn.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType, Ino
 
 FILES_A_COMMIT: Final = 1000  # three writes each, and 4096 are what a commit takes
@@ -26,11 +26,11 @@ FILES_A_COMMIT: Final = 1000  # three writes each, and 4096 are what a commit ta
 
 def fill(meta: Meta, parent: Ino, first: int, count: int) -> None:
     """Files number `first` and on in directory `parent`; see `name_of`. Needs a session."""
-    run, row = meta.transactor.run, schema.COUNTERS
+    run, row = meta.transactor.run, keys.COUNTERS
 
     def take_inos(txn: Txn) -> int:
-        found = schema.unpack_count(row, schema.NEXT_INO, txn.get(row, schema.NEXT_INO))
-        txn.add(row, schema.NEXT_INO, count)
+        found = keys.unpack_count(row, keys.NEXT_INO, txn.get(row, keys.NEXT_INO))
+        txn.add(row, keys.NEXT_INO, count)
         return found
 
     next_ino = run(take_inos)
@@ -42,13 +42,13 @@ def fill(meta: Meta, parent: Ino, first: int, count: int) -> None:
 
 
 def _create(txn: Txn, parent: Ino, files: list[tuple[bytes, Ino]], now_ns: int) -> None:
-    txn.add(schema.USAGE, schema.INODES, len(files))
-    txn.merge(schema.inode_row(parent), schema.VOLATILE_FIELD, schema_inode.touch_parts(now_ns))
+    txn.add(keys.USAGE, keys.INODES, len(files))
+    txn.merge(keys.inode_row(parent), keys.VOLATILE_FIELD, inode.touch_parts(now_ns))
     for name, ino in files:
-        attr = schema_inode.new_attr(ino, stat.S_IFREG | 0o644, 0, 0, parent, now_ns)
-        txn.put(schema.inode_row(ino), schema.ATTR_FIELD, schema_inode.pack_attr(attr))
-        txn.put(schema.inode_row(ino), schema.VOLATILE_FIELD, schema_inode.pack_volatile(attr))
-        txn.put(schema.dir_row(parent), name, schema.pack_dentry(FileType.REG, ino))
+        attr = inode.new_attr(ino, stat.S_IFREG | 0o644, 0, 0, parent, now_ns)
+        txn.put(keys.inode_row(ino), keys.ATTR_FIELD, inode.pack_attr(attr))
+        txn.put(keys.inode_row(ino), keys.VOLATILE_FIELD, inode.pack_volatile(attr))
+        txn.put(keys.dir_row(parent), name, keys.pack_dentry(FileType.REG, ino))
 
 
 def name_of(number: int) -> bytes:

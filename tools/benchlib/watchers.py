@@ -25,12 +25,12 @@ from typing import Final
 
 import hiredis
 
-from fsclient.config import open_store
-from fsmeta.busy import BELIEVED_S, BusyDirs
-from fsmeta.engine import Meta
-from fsmeta.redis_requests import pack
+from fsclient.volume.metadata_url import open_store
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
-from fsmeta.schema import dir_row
+from fsmeta.schema.keys import dir_row
+from fsmeta.store.redis.script import pack
+from fsmeta.txn.contended_dirs import BELIEVED_S, BusyDirs
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tools.benchlib import redis
 

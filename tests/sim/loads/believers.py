@@ -12,8 +12,8 @@ from collections import Counter
 from math import inf
 from typing import Final
 
-from fsclient.coherence import SHORT_S
-from fsclient.filesystem import FileSystem, Notifier
+from fsclient.kernel.cache_leases import SHORT_S
+from fsclient.kernel.contract import FileSystem, Notifier
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.types import ROOT_CALLER, Attr, Ino, SetAttr

@@ -12,10 +12,10 @@ import os
 import random
 from typing import Final
 
-from fsclient.filesystem import FileLock
+from fsclient.kernel.contract import FileLock
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
-from fsmeta.schema_locks import LOCK_END
+from fsmeta.schema.locks import LOCK_END
 from tests.sim.cluster import Node
 from tests.sim.loads import Load
 from tests.sim.posix import File, Posix

@@ -11,8 +11,8 @@ import errno
 import os
 import random
 
-from fsmeta.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named, pack_xattr
 from fsmeta.errors import StoreError
+from fsmeta.schema.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named, pack_xattr
 from fsmeta.types import FLAG_IMMUTABLE, ROOT_CALLER
 from tests.sim.cluster import Node
 from tests.sim.loads import Load

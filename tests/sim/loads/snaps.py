@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import random
 
-from fsmeta import snapshots
-from fsmeta.clones import CloneBuilder
+from fsmeta.admin import snapshots
+from fsmeta.admin.clones import CloneBuilder
+from fsmeta.admin.snapshots import Taker
 from fsmeta.errors import StoreError
-from fsmeta.sealed import shelf_of
-from fsmeta.snapshots import Taker
+from fsmeta.schema.snapshot_inos import shelf_of
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.sim.cluster import Node
 from tests.sim.loads import Load

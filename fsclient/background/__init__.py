@@ -1,0 +1,1 @@
+"""Background work of a mount: the leader, compaction, packing, backups and the trash."""

@@ -1,0 +1,1 @@
+"""Commands on a mount: mount, umount, info, flush, warmup, clone, snapshot."""

@@ -1,0 +1,124 @@
+"""`slicefs info`: where the data of one file or directory is."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any, Final
+
+import click
+
+from fsclient.control.info_xattr import ask
+from fsclient.control.warmup_client import caches, look, share, where
+from fsclient.volume.units import format_size
+from fsmeta.errors import ConfigError
+
+LINES_MAX: Final = 100  # of chunks and slices, unless --all
+
+
+@click.command()
+@click.argument("path", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: everything.")
+@click.option("--all", "every", is_flag=True, help=f"More than the first {LINES_MAX} slices.")
+def info(path: str, as_json: bool, every: bool) -> None:
+    """Show inode, parents, ACLs, flags, chunks and slices of PATH on a SliceFS mount."""
+    if not path:  # an unset variable, most likely
+        raise ConfigError("the path is empty: name a file or directory")
+    pages = _pages(path)
+    first = next(pages)
+    cached = _cached(path, first["size"])
+    if as_json:
+        click.echo(json.dumps({**_whole(first, pages), "cached": cached}))
+        return
+    _print(path, first)
+    if cached is not None:
+        click.echo(f"cached      {_words(cached)}")
+    _print_chunks(chain((first,), pages), path, None if every else LINES_MAX)
+
+
+def _pages(path: str) -> Iterator[dict[str, Any]]:
+    """What the mount says. Raises: ConfigError."""
+    try:
+        yield from ask(path)
+    except OSError as error:
+        raise ConfigError(f"{path} {_why(error)}") from error
+
+
+def _whole(first: dict[str, Any], others: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """All pages as one."""
+    chunks: dict[int, list[Any]] = {}
+    for page in chain((first,), others):
+        for chunk in page["chunks"]:
+            chunks.setdefault(chunk["index"], []).extend(chunk["slices"])
+    listed = [{"index": index, "slices": slices} for index, slices in chunks.items()]
+    return {**{name: first[name] for name in first if name != "next"}, "chunks": listed}
+
+
+def _cached(path: str, size: int) -> dict[str, Any] | None:
+    """How much of a file's data is in which cache; None of anything else."""
+    if not os.path.isfile(path):
+        return None
+    try:
+        roots = caches(path)["disks"]
+        counts, disks = look(path, size)
+    except (ConfigError, OSError):  # an older mount, or the file is not ours to read
+        return None
+    return {
+        **where(counts),
+        "disks": {roots[number]: count for number, count in sorted(disks.items())},
+    }
+
+
+def _words(cached: dict[str, Any]) -> str:
+    """The same in a line."""
+    places = {"memory": cached["memory"], **cached["disks"]}
+    shown = ", ".join(f"{name} {format_size(count)}" for name, count in places.items() if count)
+    return share(cached["cached"], cached["data"]) + (f": {shown}" if shown else "")
+
+
+def _print(path: str, found: dict[str, Any]) -> None:
+    click.echo(f"path        {path}")
+    click.echo(f"inode       {found['ino']}")
+    click.echo(f"parent      {found['parent'] or 'several (hard links)'}")
+    click.echo(f"size        {found['size']} ({format_size(found['size'])})")
+    click.echo(f"allocated   {format_size(found['space'])}")
+    for name, key in (("flags", "flags"), ("acl", "acl"), ("default acl", "default_acl")):
+        if found.get(key):  # a mount of an older version does not say
+            click.echo(f"{name:<12}{found[key]}")
+
+
+def _print_chunks(pages: Iterable[dict[str, Any]], path: str, most: int | None) -> None:
+    """A line for each chunk and slice; after `most` of them a line that says there are more."""
+    lines = _lines(pages)
+    for line in islice(lines, most):
+        click.echo(line)
+    if next(lines, None) is not None:
+        click.echo(f"… more: `slicefs info --all {path}` lists them")
+
+
+def _lines(pages: Iterable[dict[str, Any]]) -> Iterator[str]:
+    before = None
+    for page in pages:
+        for chunk in page["chunks"]:
+            if chunk["index"] != before:
+                before = chunk["index"]
+                yield f"chunk {before}"
+            for each in chunk["slices"]:
+                end = each["pos"] + each["length"]
+                yield f"  {each['pos']:>9}..{end:<9} slice {each['id']} at {each['off']}"
+
+
+def _why(error: OSError) -> str:
+    """What is the matter with a path that does not answer."""
+    match error.errno:
+        case errno.ENOENT:
+            return "does not exist"
+        case errno.ENOTCONN | errno.ECONNABORTED:
+            return "is on a mount whose client has died: `slicefs umount` it and mount again"
+        case errno.ENODATA | errno.EOPNOTSUPP:
+            return "is not a file or directory of a SliceFS mount"
+        case _:
+            return f"can't be asked: {error.strerror}"

@@ -1,0 +1,271 @@
+"""`slicefs mount`: a volume becomes a directory."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import click
+
+from fsclient.cli.options.cache_flags import CACHE_WORDS, cache_options, cache_request
+from fsclient.cli.options.key_options import key_options, offered
+from fsclient.cli.options.options import (
+    SecondsType,
+    WaitType,
+    complete_directories,
+    complete_files,
+    duration,
+    no_keys_here,
+    rate,
+    size,
+    store_option,
+)
+from fsclient.cli.options.writeback_options import (
+    WORDS as WRITEBACK_WORDS,
+    parse_writeback,
+    writeback_options,
+)
+from fsclient.fuse.mount.mount_options import ATIME_MODES, is_known, with_atime
+from fsclient.fuse.session.idle_poll import MODES
+from fsclient.mount.daemon import Untold, daemonize, default_log
+from fsclient.mount.serve import MountRequest, serve
+from fsclient.volume.object_stores import TIMEOUT_S, Pacing
+from fsclient.volume.units import format_size
+from fsdata.files.upload_pool import FAR_UPLOADS, UPLOAD_THREADS
+from fsdata.resources.memory_budget import BUFFER_BYTES, BUFFER_BYTES_MIN
+from fsmeta.errors import ConfigError
+from fsmeta.txn.retry import DEADLINE_S
+
+# options of this command that `-o name=value` can give as well, by parameter
+_WORDS: Final = {
+    "buffer-size": "buffer_size",
+    "threads": "threads",
+    "max-uploads": "max_uploads",
+    "meta-timeout": "meta_timeout",
+    "redis-wait": "redis_wait",
+    "tikv-gc": "tikv_gc",
+    "heartbeat": "heartbeat",
+    "store-option": "store_options",
+    "object-timeout": "object_timeout",
+    "upload-limit": "upload_limit",
+    "download-limit": "download_limit",
+    "log": "log",
+    "debug": "debug",
+    "idle-poll": "idle_poll",
+    "encrypt-rsa-key": "encrypt_rsa_key",
+    "backup-meta": "backup_meta",
+    "subdir": "subdir",
+    "snapshot": "snapshot",
+    "pack-below": "pack_below",
+    "atime-mode": "atime_mode",
+    **CACHE_WORDS,
+    **WRITEBACK_WORDS,
+}
+_SEVERAL: Final = ("store_options", "cache_dir")  # each time adds to the times before
+
+
+@click.command()
+@click.argument("meta")
+@click.argument("mountpoint", shell_complete=complete_directories)
+@click.option("-d", "--background", is_flag=True, help="Go to the background once mounted.")
+@click.option("-o", "words", multiple=True, metavar="OPT,…", help="Options of mount(8).")
+@click.option("--read-only", is_flag=True, help="As -o ro.")
+@click.option(
+    "--subdir", default="", metavar="DIR", help="Mount this directory of the volume, not its root."
+)
+@click.option(
+    "--snapshot",
+    default="",
+    metavar="NAME",
+    help="Mount this snapshot of the directory, read-only.",
+)
+@click.option(
+    "--atime-mode",
+    type=click.Choice(ATIME_MODES),
+    default=None,
+    show_default="noatime",
+    help="When reading moves access times; as -o noatime, -o relatime, -o strictatime.",
+)
+@click.option(
+    "--buffer-size", type=size, default=BUFFER_BYTES, show_default="300MiB", help="Memory cap."
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Threads that always serve; more come while these are blocked.",
+)
+@click.option(
+    "--max-uploads",
+    type=click.IntRange(1, 256),
+    default=None,
+    show_default=f"{UPLOAD_THREADS}, up to {FAR_UPLOADS} while an S3 store is far",
+    help="Uploads at once.",
+)
+@click.option(
+    "--object-timeout",
+    type=SecondsType(1, 86400),
+    default=TIMEOUT_S,
+    show_default=True,
+    help="Seconds a request is repeated while the object store is away.",
+)
+@click.option("--upload-limit", type=rate, default=0, help="Bytes a second to the object store.")
+@click.option("--download-limit", type=rate, default=0, help="Bytes a second from it.")
+@store_option
+@key_options
+@no_keys_here
+@cache_options
+@writeback_options
+@click.option(
+    "--meta-timeout",
+    type=SecondsType(1, 3600),
+    default=DEADLINE_S,
+    show_default=True,
+    help="Seconds an operation waits for a metadata store that is away.",
+)
+@click.option(
+    "--redis-wait",
+    type=WaitType(),
+    default=None,
+    metavar="N[:MS]",
+    help="Answer a change when N replicas of Redis have it, too; ask again after MS milliseconds.",
+)
+@click.option(
+    "--tikv-gc",
+    type=click.Choice(["auto", "off"]),
+    default="auto",
+    show_default=True,
+    help="Have TiKV drop old values, unless a TiDB sees to that; or never.",
+)
+@click.option(
+    "--heartbeat",
+    type=SecondsType(0.1, 20),
+    default=5.0,
+    show_default=True,
+    help="Seconds between signs of life; a client without for 60 s is taken for dead.",
+)
+@click.option(
+    "--backup-meta",
+    type=duration,
+    default="1h",
+    show_default=True,
+    help="Time between backups of the metadata into the object store; 0: none.",
+)
+@click.option(
+    "--pack-below",
+    type=size,
+    default=None,
+    show_default="512KiB on S3, else 0",
+    help="Files of at most this size are packed into common objects some seconds after they were "
+    "written; 0: none.",
+)
+@click.option(
+    "--idle-poll",
+    type=click.Choice(MODES),
+    default="auto",
+    show_default=True,
+    help="While requests flow let idle processors poll instead of halting (root only); auto: in "
+    "virtual machines where a trial shows that waking one is slow.",
+)
+@click.option(
+    "--log",
+    default=None,
+    metavar="FILE",
+    shell_complete=complete_files,
+    help="Log to FILE; by default standard error or, in the background, "
+    "/var/log/slicefs.log (users: ~/.slicefs/slicefs.log).",
+)
+@click.option("--debug", is_flag=True, help="Log every request.")
+@click.pass_context
+def mount(
+    ctx: click.Context,
+    /,
+    meta: str,
+    mountpoint: str,
+    background: bool,
+    words: tuple[str, ...],
+    read_only: bool,
+    **settings: Any,
+) -> int:
+    """Mount the volume in META on the directory MOUNTPOINT.
+
+    The options of this command can be given as `-o name=value`, too, for fstab.
+    """
+    kernel_words, own = _sorted_words(ctx, [w for group in words for w in group.split(",") if w])
+    for name in _SEVERAL:
+        own[name] = (*settings[name], *own.get(name, ()))
+    settings.update(own)
+    if not mountpoint:  # an unset variable, most likely; it would stand for the working directory
+        raise ConfigError("the mount point is empty: name a directory")
+    _check_buffer(settings["buffer_size"])
+    cache = cache_request(settings, mountpoint)
+    read_only = read_only or bool(settings["snapshot"])
+    request = MountRequest(
+        meta,
+        os.path.abspath(mountpoint),
+        with_atime((*kernel_words, *(("ro",) if read_only else ())), settings["atime_mode"]),
+        settings["buffer_size"],
+        settings["threads"],
+        settings["max_uploads"],
+        settings["meta_timeout"],
+        settings["heartbeat"],
+        settings["log"],
+        settings["debug"],
+        settings["idle_poll"],
+        Pacing(settings["object_timeout"], settings["upload_limit"], settings["download_limit"]),
+        tuple(settings["store_options"]),
+        offered(settings["encrypt_rsa_key"], settings["encrypt_passphrase"]),
+        settings["redis_wait"],
+        settings["backup_meta"],
+        cache,
+        parse_writeback(settings, cache, mountpoint),
+        settings["subdir"],
+        settings["snapshot"],
+        settings["pack_below"],
+        settings["tikv_gc"] == "auto",
+    )
+    if not background:
+        return serve(request, Untold())
+    log_file = os.path.abspath(request.log_file or default_log())
+    return daemonize(lambda teller: serve(request._replace(log_file=None), teller), log_file)
+
+
+def _check_buffer(size_bytes: int) -> None:
+    """Raises: ConfigError where the cap is too small to work, or would not be one."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size_bytes < BUFFER_BYTES_MIN:
+        raise ConfigError(f"--buffer-size: at least {BUFFER_BYTES_MIN >> 20}MiB")
+    if size_bytes > memory:
+        raise ConfigError(f"--buffer-size: this host has {format_size(memory)} of memory")
+
+
+def _sorted_words(ctx: click.Context, words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The kernel's words among those of `-o`, and this command's own options.
+
+    Raises: ConfigError for a word that is neither, UsageError for a bad value.
+    """
+    parameters = {parameter.name: parameter for parameter in ctx.command.params}
+    kernel_words: list[str] = []
+    own: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        known = _WORDS.get(name.replace("_", "-"))
+        if is_known(word):
+            kernel_words.append(word)
+        elif known is None:
+            raise ConfigError(f"unknown mount option {word!r}: see `slicefs mount --help`")
+        elif known in _SEVERAL:
+            own[known] = (*own.get(known, ()), value)
+        elif isinstance(flag := parameters[known], click.Option) and flag.is_flag:
+            if equals:
+                raise ConfigError(f"-o {word}: {name} has no value, leave it out to have it off")
+            own[known] = True
+        else:
+            parameter = parameters[known]
+            try:
+                own[known] = parameter.type_cast_value(ctx, value)
+            except click.BadParameter as error:
+                error.ctx, error.param_hint = ctx, f"'-o {word}'"
+                raise
+    return kernel_words, own

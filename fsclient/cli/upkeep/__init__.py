@@ -1,0 +1,1 @@
+"""Commands that check and clean: fsck, gc, scrub, restore."""

@@ -1,0 +1,1 @@
+"""Commands on a volume: format, config, status, quota, dump and others."""

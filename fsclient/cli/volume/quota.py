@@ -1,0 +1,292 @@
+"""`slicefs quota set|get|list|delete|check`: limits of directories, users and groups."""
+
+from __future__ import annotations
+
+import functools
+import grp
+import json
+import os
+import pwd
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+
+from fsclient.cli.options.options import META_WAIT_S, capacity_size
+from fsclient.cli.options.progress import ProgressLine, bar
+from fsclient.volume.metadata_url import naming, open_store
+from fsclient.volume.quota_names import as_json, fullness, titles
+from fsclient.volume.units import SIZE_MAX, format_size
+from fsmeta.admin import quota_admin, quota_check
+from fsmeta.admin.quota_admin import Limits, Quota
+from fsmeta.errors import ConfigError
+from fsmeta.meta.meta import Meta
+from fsmeta.rules import quota
+from fsmeta.rules.settings import ON
+from fsmeta.runtime import SystemRuntime
+from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType
+
+FOUND: Final = 3  # the exit code where a counter is wrong
+ID_MAX: Final = (1 << 32) - 2  # chown(2) takes (uid_t) -1 for "leave it"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_HEAD: Final = ("QUOTA OF", "SPACE", "OF", "%", "INODES", "OF", "%")
+
+
+@click.group("quota")
+def quota_() -> None:
+    """Limit what directories, users and groups may take up.
+
+    A limit holds for every mount at once. The first one of a volume has everything in it counted,
+    and so takes a while; it goes on where it was interrupted.
+    """
+
+
+class _Target(NamedTuple):
+    """Of what a quota is."""
+
+    path: str | None
+    uid: str | None
+    gid: str | None
+
+
+def _target(command: _Command) -> Callable[..., Any]:
+    """META, and exactly one of --path, --uid, --gid."""
+
+    @click.argument("meta")
+    @click.option("--path", metavar="DIR", help="A directory, by its path in the volume.")
+    @click.option("--uid", metavar="USER", help="A user, by name or number.")
+    @click.option("--gid", metavar="GROUP", help="A group, by name or number.")
+    @click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
+    @functools.wraps(command)
+    def wrapped(path: str | None, uid: str | None, gid: str | None, **rest: Any) -> Any:
+        if [path, uid, gid].count(None) != 2:
+            raise click.UsageError("name one of --path DIR, --uid USER and --gid GROUP")
+        return command(target=_Target(path, uid, gid), **rest)
+
+    return wrapped
+
+
+@quota_.command("set")
+@_target
+@click.option(
+    "--capacity",
+    type=capacity_size,
+    metavar="SIZE",
+    help="Bytes that files may take up; 0: no limit.",
+)
+@click.option("--inodes", type=click.IntRange(0, SIZE_MAX), help="Files and directories; 0: any.")
+def set_(
+    meta: str, target: _Target, capacity: int | None, inodes: int | None, as_json_: bool
+) -> None:
+    """Limit a directory, a user or a group of the volume in META.
+
+    What is not named stays as it is. Below what is used already, nothing can grow any more.
+    """
+    if capacity is None and inodes is None:
+        raise click.UsageError("name a limit: --capacity SIZE, --inodes N or both")
+    with _opened(meta) as volume:
+        node = _node(volume, target, meta)
+        with _progress(volume, "counting") as show:
+            found = quota_admin.set_quota(volume, node, Limits(capacity, inodes), show)
+        _print_one(volume, found, as_json_)
+
+
+@quota_.command("get")
+@_target
+def get(meta: str, target: _Target, as_json_: bool) -> None:
+    """Show what a directory, a user or a group takes up, and its limits."""
+    with _opened(meta) as volume:
+        node = _node(volume, target, meta)
+        if volume.format.accounting != ON:
+            raise ConfigError("the volume has no quotas yet, so nothing is counted: set one first")
+        _print_one(volume, quota_admin.get_quota(volume, node), as_json_)
+
+
+@quota_.command("list")
+@click.argument("meta")
+@click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
+def list_(meta: str, as_json_: bool) -> None:
+    """Show every quota of the volume in META."""
+    with _opened(meta) as volume:
+        found = list(quota_admin.list_quotas(volume))
+        _print(volume, found, as_json_)
+
+
+@quota_.command("delete")
+@_target
+def delete(meta: str, target: _Target, as_json_: bool) -> None:
+    """Take a quota away. With the last one the volume ends to count."""
+    with _opened(meta) as volume:
+        node = _node(volume, target, meta)
+        name = titles(volume, [node])[node]
+        if not quota_admin.delete_quota(volume, node):
+            raise ConfigError(f"{name} has no quota: see `slicefs quota list`")
+        click.echo(json.dumps({"deleted": name}) if as_json_ else f"{name} has no quota any more")
+
+
+@quota_.command("check")
+@click.argument("meta")
+@click.option("--repair", is_flag=True, help="Count everything anew, under running mounts.")
+@click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
+def check(meta: str, repair: bool, as_json_: bool) -> int:
+    """Compare what quotas say is used with what there is. Exit code 0: equal, 3: not.
+
+    Of a quota that is in use meanwhile nothing is said. While --repair counts, limits are measured
+    against what is counted so far.
+    """
+    with _opened(meta) as volume:
+        if volume.format.accounting != ON and not repair:
+            if not quota_admin.has_limits(volume):
+                raise ConfigError("the volume has no quotas: there is nothing to check")
+            raise ConfigError("a count was interrupted: end it with `slicefs quota check --repair`")
+        if repair:
+            if not quota_admin.has_limits(volume):
+                raise ConfigError("the volume has no quotas: there is nothing to repair")
+            with _progress(volume, "counting") as show:
+                quota_admin.recount(volume, show)
+        with _progress(volume, "checking") as show:
+            judged = quota_check.survey(volume, show)
+        names = titles(volume, [each.quota.node for each in judged])
+        _print_judged(judged, names, as_json_)
+        return FOUND if any(each.is_wrong for each in judged) else 0
+
+
+def _print_judged(judged: list[quota_check.Judged], names: dict[bytes, str], plain: bool) -> None:
+    wrong = [each for each in judged if each.is_wrong]
+    moved = [each for each in judged if each.counted is None]
+    if plain:
+        report = [
+            {
+                **as_json(each.quota, names[each.quota.node]),
+                "space_counted": each.counted and each.counted.space,
+                "inodes_counted": each.counted and each.counted.inodes,
+                "state": "wrong" if each.is_wrong else "in use" if each in moved else "right",
+            }
+            for each in judged
+        ]
+        click.echo(json.dumps(report, indent=2))
+        return
+    for each in wrong:
+        assert each.counted is not None
+        click.echo(
+            f"problem: {names[each.quota.node]}: says {each.quota.used.space} bytes and "
+            f"{each.quota.used.inodes} inodes, there are {each.counted.space} and "
+            f"{each.counted.inodes}; mend it with --repair",
+            file=sys.stderr,
+        )
+    if moved:
+        click.echo(f"{len(moved)} are in use and were not judged")
+    click.echo(f"{len(judged)} quotas, {len(wrong)} wrong")
+
+
+# --- what they share -----------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Meta]:
+    runtime = SystemRuntime()
+    store = open_store(url, runtime)
+    try:
+        with naming(url):
+            meta = Meta(store, runtime, META_WAIT_S)
+        yield meta
+    finally:
+        store.close()
+
+
+@contextmanager
+def _progress(meta: Meta, word: str) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal."""
+    total = max(1, meta.statfs().inodes_used)
+    line = ProgressLine(SystemRuntime())
+    try:
+        yield lambda done: line.show(f"{word} {bar(min(done, total), total)}")
+    finally:
+        line.clear()
+
+
+def _node(meta: Meta, target: _Target, url: str) -> bytes:
+    """Raises: ConfigError."""
+    if target.path is not None:
+        return _dir_node(meta, target.path, url)
+    if target.uid is not None:
+        return quota.user_node(_id(target.uid, "--uid", lambda name: pwd.getpwnam(name).pw_uid))
+    assert target.gid is not None
+    return quota.group_node(_id(target.gid, "--gid", lambda name: grp.getgrnam(name).gr_gid))
+
+
+def _id(text: str, option: str, by_name: Callable[[str], int]) -> int:
+    if text.isascii() and text.isdigit():
+        number = int(text)
+        if number > ID_MAX:
+            raise ConfigError(f"{option} {text}: at most {ID_MAX}")
+        return number
+    try:
+        return by_name(text)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{option} {text}: nobody here has that name; use a number") from error
+
+
+def _dir_node(meta: Meta, path: str, url: str) -> bytes:
+    if not path.startswith("/"):
+        raise ConfigError(f"--path {path}: begin with /, which is the volume's root")
+    ino = ROOT_INO
+    for name in filter(None, os.fsencode(path).split(b"/")):
+        try:
+            attr = meta.lookup(ROOT_CALLER, ino, name)
+        except OSError as error:
+            raise ConfigError(f"--path {path}: {error.strerror or error} in the volume") from error
+        if attr.type is not FileType.DIR:
+            raise ConfigError(
+                f"--path {path}: {os.fsdecode(name)} is no directory; limit one, a user or a group"
+            )
+        ino = attr.ino
+    if ino == ROOT_INO:
+        raise ConfigError(
+            f"--path {path}: the whole volume has its limits by `slicefs config META --capacity "
+            "SIZE --inodes N`, and `slicefs status META` shows what it takes up"
+        )
+    del url
+    return quota.dir_node(ino)
+
+
+def _print_one(meta: Meta, found: Quota, plain: bool) -> None:
+    if plain:
+        click.echo(json.dumps(as_json(found, titles(meta, [found.node])[found.node]), indent=2))
+    else:
+        _print(meta, [found], plain=False)
+
+
+def _print(meta: Meta, found: list[Quota], plain: bool) -> None:
+    """A table, the fullest first."""
+    names = titles(meta, [each.node for each in found])
+    found.sort(key=lambda each: (-fullness(each), names[each.node]))
+    if plain:
+        report = [as_json(each, names[each.node]) for each in found]
+        click.echo(json.dumps(report, indent=2))
+        return
+    rows = [_HEAD, *(_row(each, names[each.node]) for each in found)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
+    for row in rows:
+        click.echo(_line(row, widths))
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    cells: Iterable[str] = (text.rjust(width) for text, width in zip(row, widths, strict=True))
+    first, *others = cells
+    return "  ".join((row[0].ljust(len(first)), *others))
+
+
+def _row(each: Quota, name: str) -> tuple[str, ...]:
+    space, inodes = each.limit
+    return (
+        name,
+        format_size(each.used.space),
+        format_size(space) if space else "-",
+        f"{100 * each.used.space / space:.0f}" if space else "-",
+        str(each.used.inodes),
+        str(inodes) if inodes else "-",
+        f"{100 * each.used.inodes / inodes:.0f}" if inodes else "-",
+    )

@@ -1,0 +1,1 @@
+"""Requests to a running mount through control xattrs: clones, warmup, information, durability."""

@@ -1,0 +1,24 @@
+"""`DataSide`: the parts of `fsdata` that all who move file data in a mount share.
+
+Put together by `Client`; used by `FileIO`, and by what packs and compacts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fsdata.blocks.blocks import BlockStore
+from fsdata.files.prefetch import Prefetcher
+from fsdata.files.upload_pool import UploadPool
+from fsdata.resources.memory_budget import Budget
+from fsdata.resources.read_epoch import ReadEpoch
+
+
+class DataSide(NamedTuple):
+    """What file data passes through; one of each for a mount."""
+
+    blocks: BlockStore
+    budget: Budget
+    uploads: UploadPool
+    prefetcher: Prefetcher
+    epoch: ReadEpoch

@@ -1,0 +1,187 @@
+"""Requests about open files and directories: the rows of the opcode table and their handlers.
+
+Called through the table in `fuse/dispatch`. See `dispatch/names` for the shape of parsers and
+handlers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from fsclient.fuse.wire import abi, pack
+from fsclient.fuse.wire.operation import Operation
+from fsclient.fuse.wire.pack import Answer
+from fsclient.fuse.wire.parse import BODY, name_at, no_args
+from fsclient.fuse.wire.protocol import (
+    FSYNC_FDATASYNC,
+    OPEN_KILL_SUIDGID,
+    READ_LOCKOWNER,
+    WRITE_CACHE,
+    WRITE_KILL_SUIDGID,
+    WRITE_LOCKOWNER,
+    Opcode,
+)
+from fsclient.kernel.contract import FileSystem
+from fsclient.kernel.later import Later, Outcome
+from fsmeta.types import Caller, Ino
+
+_WRITE_DATA: Final = BODY + abi.WRITE_IN.size
+
+
+def _parse_create(view: memoryview, end: int) -> tuple[bytes, int, int, bool, int]:
+    flags, mode, umask, open_flags = abi.CREATE_IN.unpack_from(view, BODY)
+    name = name_at(view, BODY + abi.CREATE_IN.size, end)
+    return name, mode, flags, bool(open_flags & OPEN_KILL_SUIDGID), umask
+
+
+def _create(
+    fs: FileSystem,
+    caller: Caller,
+    parent: Ino,
+    name: bytes,
+    mode: int,
+    flags: int,
+    kill_suid: bool,
+    umask: int,
+) -> bytes:
+    return pack.create_out(*fs.create(caller, parent, name, mode, flags, kill_suid, umask))
+
+
+def _parse_open(view: memoryview, _end: int) -> tuple[int, bool]:
+    flags, open_flags = abi.OPEN_IN.unpack_from(view, BODY)
+    return flags, bool(open_flags & OPEN_KILL_SUIDGID)
+
+
+def _open(fs: FileSystem, caller: Caller, ino: Ino, flags: int, kill_suid: bool) -> bytes:
+    return pack.open_out(fs.open(caller, ino, flags, kill_suid))
+
+
+def _parse_read(view: memoryview, _end: int) -> tuple[int, int, int, bool]:
+    fh, offset, size, how, _owner, _flags = abi.READ_IN.unpack_from(view, BODY)
+    return fh, offset, size, bool(how & READ_LOCKOWNER)
+
+
+def _read(
+    fs: FileSystem, caller: Caller, ino: Ino, fh: int, offset: int, size: int, past_pages: bool
+) -> Answer:
+    return fs.read(caller, ino, fh, offset, size, past_pages)
+
+
+def _parse_write(view: memoryview, end: int) -> tuple[int, int, memoryview, int, int]:
+    fh, offset, _size, how, _owner, flags = abi.WRITE_IN.unpack_from(view, BODY)
+    return fh, offset, view[_WRITE_DATA:end], how, flags
+
+
+def _write(
+    fs: FileSystem,
+    caller: Caller,
+    ino: Ino,
+    fh: int,
+    offset: int,
+    data: memoryview,
+    how: int,
+    flags: int,
+) -> bytes | Later[bytes]:
+    append = bool(flags & os.O_APPEND and not how & WRITE_CACHE)
+    past_pages, kill_suid = bool(how & WRITE_LOCKOWNER), bool(how & WRITE_KILL_SUIDGID)
+    taken = fs.write(caller, ino, fh, offset, data, kill_suid, append, past_pages)
+    answer = abi.WRITE_OUT.pack(taken)
+    if past_pages:
+        later = fs.written_past_pages(ino, fh, offset, taken, bool(flags & os.O_DIRECT))
+        if later is not None:
+            return later.map(partial(_settled, answer))
+    return answer
+
+
+def _settled(answer: bytes, outcome: Outcome[None]) -> bytes:
+    outcome()
+    return answer
+
+
+def _parse_flush(view: memoryview, _end: int) -> tuple[int, int]:
+    fh, owner = abi.FLUSH_IN.unpack_from(view, BODY)
+    return fh, owner
+
+
+def _flush(fs: FileSystem, caller: Caller, ino: Ino, fh: int, owner: int) -> bytes:
+    fs.flush(caller, ino, fh, owner)
+    return b""
+
+
+def _parse_fsync(view: memoryview, _end: int) -> tuple[int, bool]:
+    fh, flags = abi.FSYNC_IN.unpack_from(view, BODY)
+    return fh, bool(flags & FSYNC_FDATASYNC)
+
+
+def _fsync(fs: FileSystem, caller: Caller, ino: Ino, fh: int, data_only: bool) -> bytes:
+    fs.fsync(caller, ino, fh, data_only)
+    return b""
+
+
+def _parse_release(view: memoryview, _end: int) -> tuple[int]:
+    fh, _flags, _release_flags, _owner = abi.RELEASE_IN.unpack_from(view, BODY)
+    return (fh,)
+
+
+def _release(fs: FileSystem, _caller: Caller, ino: Ino, fh: int) -> bytes:
+    fs.release(ino, fh)
+    return b""
+
+
+def _opendir(fs: FileSystem, caller: Caller, ino: Ino, _flags: int, _kill_suid: bool) -> bytes:
+    return pack.open_out(fs.opendir(caller, ino))
+
+
+def _readdir(
+    fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int, _: bool
+) -> bytes:
+    names, cookies = fs.readdir(caller, ino, fh, cookie, size // abi.DIRENT.size)
+    return pack.dirents(names, cookies, size)
+
+
+def _readdirplus(
+    fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int, _: bool
+) -> bytes:
+    names, cookies = fs.readdir(caller, ino, fh, cookie, size // abi.DIRENTPLUS.size)
+    taken = pack.fitting(names, size)
+    return pack.dirents_plus(taken, fs.entries(ino, taken), cookies)
+
+
+def _fsyncdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, _data_only: bool) -> bytes:
+    fs.fsyncdir(caller, ino, fh)
+    return b""
+
+
+def _releasedir(fs: FileSystem, _caller: Caller, ino: Ino, fh: int) -> bytes:
+    fs.releasedir(ino, fh)
+    return b""
+
+
+def _syncfs(fs: FileSystem, _caller: Caller, _ino: Ino) -> Later[bytes]:
+    return fs.syncfs().map(partial(_settled, b""))
+
+
+def _nothing(_fs: FileSystem, _caller: Caller, _ino: Ino) -> bytes:
+    """DESTROY: the unmount command does the work."""
+    return b""
+
+
+OPERATIONS: Final[Mapping[Opcode, Operation]] = {
+    Opcode.CREATE: Operation("create", _parse_create, _create),
+    Opcode.OPEN: Operation("open", _parse_open, _open),
+    Opcode.READ: Operation("read", _parse_read, _read),
+    Opcode.WRITE: Operation("write", _parse_write, _write),
+    Opcode.FLUSH: Operation("flush", _parse_flush, _flush),
+    Opcode.FSYNC: Operation("fsync", _parse_fsync, _fsync),
+    Opcode.RELEASE: Operation("release", _parse_release, _release),
+    Opcode.OPENDIR: Operation("opendir", _parse_open, _opendir),
+    Opcode.READDIR: Operation("readdir", _parse_read, _readdir),
+    Opcode.READDIRPLUS: Operation("readdirplus", _parse_read, _readdirplus),
+    Opcode.FSYNCDIR: Operation("fsyncdir", _parse_fsync, _fsyncdir),
+    Opcode.RELEASEDIR: Operation("releasedir", _parse_release, _releasedir),
+    Opcode.SYNCFS: Operation("syncfs", no_args, _syncfs),
+    Opcode.DESTROY: Operation("destroy", no_args, _nothing),
+}

@@ -1,0 +1,1 @@
+"""The FUSE session: threads that read `/dev/fuse`, INIT, notifications and interrupts."""

@@ -1,0 +1,87 @@
+"""Telling the kernel that what it believes has changed: the Notifier on `/dev/fuse`.
+
+Called by `Coherence` in a thread of its own. A notification is a write whose header has unique id
+0 and the code in place of the errno; the kernel acts on it inside that write.
+
+Deadlocks. The write takes kernel locks that a process may hold while it waits for an answer of
+ours: `inval_entry` takes the directory's lock (held across create, unlink, rename, a lookup on
+older kernels), `inval_inode` waits for pages that a read is filling; `inval_attr` waits for
+neither, but keeps to the same rule. Therefore:
+  - never notify from a thread that serves a request, nor while holding a lock that serving one may
+    need: notify from a thread of your own that holds nothing;
+  - a notification may last as long as the slowest request: queue them, don't wait for them;
+  - don't notify about what the kernel has just asked for: its answer tells it already, except
+    where it has no room for what changed.
+
+What is not cached is not an error (ENOENT). Where the kernel can expire an entry (Linux 6.2) it is
+expired, not torn down: it is asked for again at its next use, and what is below or mounted on it
+stays. `inval_all`, for when news were lost, needs FUSE_NOTIFY_INC_EPOCH (Linux 6.16): every name is
+looked up again, which brings fresh attributes; attributes and pages of files that are open stay
+until `inval_inode`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+from fsclient.fuse.session.reload_attrs import Reloader
+from fsclient.fuse.wire import abi, protocol
+from fsclient.kernel.contract import Notifier
+from fsmeta.types import Ino
+
+_NOT_CACHED: Final = frozenset((errno.ENOENT, errno.ENOTDIR))
+_GONE: Final = frozenset((errno.ENODEV, errno.ENOTCONN, errno.EBADF))  # no kernel left to tell
+_ALL: Final = 0  # a length that reaches to the end of the file
+_NO_PAGES: Final = -1  # an offset that spares the pages: fuse_reverse_inval_inode()
+
+
+class KernelNotifier:
+    """Notifications of one mount. Any thread may call that serves no request."""
+
+    def __init__(self, fd: int, expire_only: bool = False, mountpoint: str = "") -> None:
+        """`expire_only`: the kernel said HAS_EXPIRE_ONLY. `mountpoint`: for `reload`."""
+        self._fd = fd
+        self._reloader = Reloader(mountpoint)
+        self._entry_flags = protocol.EXPIRE_ONLY if expire_only else 0
+        self._has_epoch = True  # until the kernel says otherwise
+
+    def inval_inode(self, ino: Ino) -> None:
+        self._send(protocol.NOTIFY_INVAL_INODE, abi.NOTIFY_INVAL_INODE.pack(ino, 0, _ALL))
+
+    def inval_pages(self, ino: Ino, begin: int, end: int) -> None:
+        body = abi.NOTIFY_INVAL_INODE.pack(ino, begin, end - begin)
+        self._send(protocol.NOTIFY_INVAL_INODE, body)
+
+    def reload(self, ino: Ino) -> None:
+        self.inval_inode(ino)
+        self._reloader.reload(ino)
+
+    def inval_attr(self, ino: Ino) -> None:
+        self._send(protocol.NOTIFY_INVAL_INODE, abi.NOTIFY_INVAL_INODE.pack(ino, _NO_PAGES, _ALL))
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        head = abi.NOTIFY_INVAL_ENTRY.pack(parent, len(name), self._entry_flags)
+        self._send(protocol.NOTIFY_INVAL_ENTRY, head + name + b"\0")
+
+    def inval_all(self) -> bool:
+        if not self._has_epoch:
+            return False
+        try:
+            self._send(protocol.NOTIFY_INC_EPOCH, b"")
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+            self._has_epoch = False
+        return self._has_epoch
+
+    def _send(self, code: int, body: bytes) -> None:
+        try:
+            os.write(self._fd, abi.OUT_HEADER.pack(abi.OUT_BYTES + len(body), code, 0) + body)
+        except OSError as error:
+            if error.errno not in _NOT_CACHED and error.errno not in _GONE:
+                raise
+
+
+_CONFORMS: type[Notifier] = KernelNotifier

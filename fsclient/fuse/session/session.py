@@ -1,0 +1,230 @@
+"""The native session on `/dev/fuse`: threads that read a request, serve it and write the answer.
+
+Called by the mount command: `start()` agrees with the kernel and starts the workers, `wait()`
+returns when the file system is unmounted or `stop()` was called. The descriptor stays its caller's.
+
+Threading. Every worker has a slot: its receive buffer, its counters and its place in the interrupt
+table belong to it alone. A worker is in readv(2), in the file system or in write(2); nothing is
+held in between. `crew` says how many there are.
+
+Stopping. A thread in readv(2) on `/dev/fuse` can't be told to leave: only a request makes it
+return. `stop()` therefore asks statfs(2) of its own mount, once per worker, from a thread of its
+own; each worker ends behind the next request it has answered. What that thread still asks when all
+have ended fails when the descriptor is closed. The mount stays: its users wait until the descriptor
+is closed (ENOTCONN) or served again. Where the mount can't be reached, `leave()` ends without them.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Final, NamedTuple
+
+from fsclient.fuse.dispatch.dispatch import Dispatcher
+from fsclient.fuse.dispatch.subdir import NotifierBelow
+from fsclient.fuse.mount.mount import Mounted
+from fsclient.fuse.session import init
+from fsclient.fuse.session.idle_poll import IdlePolling
+from fsclient.fuse.session.interrupt import Interrupts
+from fsclient.fuse.session.notify import KernelNotifier
+from fsclient.fuse.session.stats import OpStats, SlotStats, summed
+from fsclient.fuse.session.thread_pool import Crew
+from fsclient.fuse.session.worker import GONE, RETRY, Worker, receive_buffer
+from fsclient.fuse.wire import abi
+from fsclient.fuse.wire.parse import BODY
+from fsclient.fuse.wire.protocol import KERNEL_MAJOR, Init, Opcode
+from fsclient.kernel.contract import FileSystem, Notifier
+from fsmeta.errors import ConfigError, Corrupt
+from fsmeta.runtime import Runtime
+from fsmeta.types import ROOT_INO, Ino
+
+log = logging.getLogger(__name__)
+
+_SERVED_S: Final = 3.0  # how long requests under way may take once the session is left
+_MAJOR_ONLY: Final = abi.INIT_OUT.pack(KERNEL_MAJOR, *(0,) * 11)
+
+
+class SessionConfig(NamedTuple):
+    """How a session serves."""
+
+    threads: int = 4  # that always serve
+    threads_max: int = 64  # while those are blocked
+    wants: init.KernelWants = init.KernelWants()
+    trace: Callable[[str], None] | None = None  # gets a line for each request
+    on_corrupt: Callable[[Corrupt], None] | None = None
+    idle: IdlePolling | None = None
+    root: Ino = ROOT_INO  # the directory that is mounted
+
+
+class Session:
+    """Serves one mount from one descriptor."""
+
+    def __init__(
+        self,
+        mounted: Mounted,
+        fs: FileSystem,
+        runtime: Runtime,
+        config: SessionConfig | None = None,
+    ) -> None:
+        self._fd, self._mountpoint = mounted
+        self._fs = fs
+        self._runtime = runtime
+        self._config = config or SessionConfig()
+        most = max(self._config.threads, self._config.threads_max)
+        self._interrupts = Interrupts(most)
+        self.under_way = self._interrupts.under_way
+        self._stats = [SlotStats() for _ in range(most)]
+        self._crew = Crew(
+            runtime,
+            self._interrupts,
+            self._hire,
+            self._fd,
+            self._config.threads,
+            most,
+            self._looked,
+        )
+        self._max_write_bytes = self._config.wants.max_write_bytes
+        self._dispatcher = Dispatcher(fs)
+        self.left = False  # written by `leave`
+        self.notifier: Notifier = KernelNotifier(self._fd)
+
+    def run(self) -> None:
+        """Serve until unmounted or stopped."""
+        self.start()
+        self.wait()
+
+    def start(self) -> init.Agreement:
+        """Agree with the kernel and start the workers. Call once, after daemonising.
+
+        Raises: ConfigError where the kernel is too old or the mount has gone.
+        """
+        agreed = self._handshake()
+        expire_only = bool(agreed.flags & Init.HAS_EXPIRE_ONLY)
+        self.notifier = KernelNotifier(self._fd, expire_only, self._mountpoint)
+        if self._config.root != ROOT_INO:
+            self.notifier = NotifierBelow(self.notifier, self._config.root)
+        self._dispatcher = Dispatcher(
+            self._fs,
+            bool(agreed.flags & Init.SETXATTR_EXT),
+            self._config.on_corrupt,
+            self._config.trace,
+            self._config.root,
+        )
+        self._max_write_bytes = agreed.max_write_bytes
+        self._runtime.tell(self._crew)
+        self._crew.start()
+        return agreed
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return when every worker has ended; False where that takes longer."""
+        return self._crew.ended.wait(timeout_s)
+
+    def stop(self, through: str | None = None) -> None:
+        """Let the workers end behind the requests they serve. Returns at once; then `wait`.
+
+        Works through a mount that is there still, by default the one that was made: stop first,
+        then unmount lazily.
+        """
+        self._crew.stop.requested = True
+        self._runtime.spawn("fuse-stop", partial(self._nudge, through or self._mountpoint))
+
+    def leave(self) -> None:
+        """End at once, also where no way leads to the mount any more: its users get ENOTCONN.
+
+        Workers may still wait for requests: the descriptor must stay open until the process ends.
+        """
+        self.left = True
+        self._crew.leave(_SERVED_S)
+
+    def waking(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
+        """Have `wake` called when the calling thread's request is interrupted."""
+        return self._interrupts.waking(wake)
+
+    def interrupted(self) -> bool:
+        """Whether the request that the calling thread serves is to end with EINTR."""
+        return self._interrupts.interrupted()
+
+    def answer(self, request: int, code: int) -> None:
+        """Answer a request that was put aside: with an errno, or 0. From any thread."""
+        try:
+            self._answer(request, code, b"")
+        except OSError as error:
+            log.debug("nobody waits for request %d: %s", request, error)
+
+    def snapshot(self) -> dict[str, OpStats]:
+        """Counts and latency of every operation so far, by name."""
+        return summed(self._stats)
+
+    def _looked(self, again: bool) -> None:
+        """The crew's watcher has looked, and will look `again` soon."""
+        idle = self._config.idle
+        if idle is not None and again:
+            idle.look(sum(slot.served for slot in self._stats))
+        elif idle is not None:
+            idle.rest()
+
+    def _nudge(self, mountpoint: str) -> None:
+        """A request for every worker that waits for one."""
+        for _ in range(len(self._stats)):
+            if self._crew.ended.is_set():
+                return
+            try:
+                os.statvfs(mountpoint)
+            except OSError as error:
+                log.debug("statfs of %s: %s", mountpoint, error)
+
+    def _hire(self, slot: int, crew: Crew) -> Worker:
+        """The worker of `slot`, with a buffer of its own."""
+        return Worker(
+            self._fd,
+            slot,
+            crew,
+            self._dispatcher,
+            self._interrupts,
+            self._stats[slot],
+            self._runtime.monotonic,
+            self._max_write_bytes,
+        )
+
+    def _handshake(self) -> init.Agreement:
+        """Serve INIT, which comes first and alone."""
+        view = receive_buffer(self._config.wants.max_write_bytes)
+        while True:
+            size, opcode, unique = self._next(view)
+            if opcode != Opcode.INIT:
+                self._answer(unique, errno.EIO, b"")
+                continue
+            offer = init.parse_init(view[BODY:size])
+            if offer.major > KERNEL_MAJOR:
+                self._answer(unique, 0, _MAJOR_ONLY)  # it asks again, in our words
+                continue
+            agreed = init.negotiate(offer, self._config.wants)
+            if agreed is None:
+                self._answer(unique, errno.EPROTO, b"")
+                raise ConfigError(
+                    f"the kernel speaks FUSE {offer.major}.{offer.minor}: get Linux 5.10 or newer"
+                )
+            self._answer(unique, 0, init.pack_init(agreed))
+            log.debug("kernel FUSE %d.%d, flags %s", offer.major, offer.minor, agreed.flags)
+            return agreed
+
+    def _next(self, view: memoryview) -> tuple[int, int, int]:
+        """Length, opcode and unique id of the next request."""
+        while True:
+            try:
+                os.readv(self._fd, [view])
+            except OSError as error:
+                if error.errno in RETRY:
+                    continue
+                if error.errno in GONE:
+                    raise ConfigError("unmounted before serving began: mount it again") from error
+                raise
+            size, opcode, unique = abi.IN_HEADER.unpack_from(view)[:3]
+            return size, opcode, unique
+
+    def _answer(self, unique: int, number: int, body: bytes) -> None:
+        os.write(self._fd, abi.OUT_HEADER.pack(abi.OUT_BYTES + len(body), -number, unique) + body)

@@ -1,0 +1,204 @@
+"""One worker: read a request, have it served, write the answer; until the mount is gone.
+
+Called by the session, once per thread. See `session` for threads and stopping, `interrupt` for the
+slots. The receive buffer is laid out so that the data of a WRITE is page-aligned.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Final, Protocol
+
+from fsclient.fuse.dispatch.dispatch import Dispatcher
+from fsclient.fuse.dispatch.subdir import Served
+from fsclient.fuse.session.interrupt import IDLE, Interrupts
+from fsclient.fuse.session.stats import SlotStats
+from fsclient.fuse.wire import abi
+from fsclient.fuse.wire.pack import Answer
+from fsclient.fuse.wire.parse import BODY, supplementary_groups
+from fsclient.fuse.wire.protocol import OPCODES, Opcode
+from fsclient.kernel.contract import Buffer
+from fsclient.kernel.later import Later, Outcome
+from fsmeta.types import Caller
+
+log = logging.getLogger(__name__)
+
+# copying fewer takes less than handing over the turn to read
+LARGE_BYTES: Final = 256 << 10
+PIECES_MAX: Final = 1023  # IOV_MAX is 1024 and the header takes one
+GONE: Final = frozenset((errno.ENODEV, errno.ECONNABORTED, errno.ENOTCONN))
+RETRY: Final = frozenset((errno.EINTR, errno.EAGAIN, errno.ENOENT))  # ENOENT: taken back in time
+_NOBODY: Final = Caller(-1, -1)
+_SIZE: Final = Struct("=16xI")  # of READ and WRITE, as in abi.READ_IN and abi.WRITE_IN
+_NO_OPCODE: Final = 0  # stands for every opcode beyond our tables
+
+
+def receive_buffer(max_write_bytes: int) -> memoryview:
+    """Room for the largest request, from its header on."""
+    head = abi.IN_BYTES + abi.WRITE_IN.size
+    return memoryview(mmap.mmap(-1, mmap.PAGESIZE + max_write_bytes))[mmap.PAGESIZE - head :]
+
+
+class Stop:
+    """Whether the session's workers are to end; set once."""
+
+    requested = False
+    refuses = 0  # the errno of every request that is answered from now on; 0: it is served
+
+
+class Roster(Protocol):
+    """Who else serves: the crew, as a worker sees it."""
+
+    reader: int
+    watched: bool
+
+    def watch(self) -> None: ...
+    def take_turn(self, slot: int) -> None: ...
+    def give_turn(self, slot: int) -> None: ...
+    def is_surplus(self, slot: int) -> bool: ...
+
+
+class Worker:
+    """Serves requests from `fd` on the thread that calls `run`."""
+
+    def __init__(
+        self,
+        fd: int,
+        slot: int,
+        roster: Roster,
+        dispatcher: Dispatcher,
+        interrupts: Interrupts,
+        stats: SlotStats,
+        clock: Callable[[], float],
+        max_write_bytes: int,
+    ) -> None:
+        self._fd = fd
+        self._slot = slot
+        self._roster = roster
+        self._dispatcher = dispatcher
+        self._interrupts = interrupts
+        self._stats = stats
+        self._clock = clock
+        self._view = receive_buffer(max_write_bytes)
+
+    def run(self, stop: Stop) -> None:
+        """Serve until the mount is gone or the session is to stop."""
+        fd, slot, view, clock, serve = (
+            self._fd, self._slot, self._view, self._clock, self._dispatcher.serve
+        )  # fmt: skip
+        stats = self._stats
+        counts, errors, seconds = stats.counts, stats.errors, stats.seconds
+        serving = self._interrupts.serving
+        roster, buffers = self._roster, [view]
+        caller = _NOBODY
+        interrupt, moving = Opcode.INTERRUPT, (Opcode.READ, Opcode.WRITE)
+        while not stop.requested:
+            serving[slot] = IDLE
+            if roster.reader != slot:
+                if roster.is_surplus(slot):
+                    return
+                roster.take_turn(slot)
+                continue
+            try:
+                os.readv(fd, buffers)
+            except OSError as error:
+                if error.errno in RETRY:
+                    continue
+                if error.errno in GONE:
+                    return
+                raise
+            begun = clock()
+            end, opcode, unique, ino, uid, gid, pid, extended = abi.IN_HEADER.unpack_from(view)
+            serving[slot] = unique
+            if not roster.watched:
+                roster.watch()
+            if opcode == interrupt:
+                self._interrupt(unique)
+                continue
+            if extended:
+                length, end = end, end - 8 * extended
+                groups = supplementary_groups(view, end, length)
+                caller = Caller(uid, gid, groups, pid, True)
+            elif caller[3] != pid or caller[0] != uid or caller[1] != gid or caller[2]:
+                caller = Caller(uid, gid, (), pid, True)
+            if opcode >= OPCODES:
+                opcode = _NO_OPCODE
+            elif opcode in moving and _SIZE.unpack_from(view, BODY)[0] >= LARGE_BYTES:
+                roster.give_turn(slot)  # bytes are copied without the interpreter's lock
+            answer = stop.refuses or serve(opcode, caller, ino, view, end)
+            if stop.refuses:  # what was served meanwhile may come too late to be stored
+                answer = stop.refuses
+            stats.served += 1
+            counts[opcode] += 1
+            seconds[opcode] += clock() - begun
+            if answer.__class__ is int:
+                errors[opcode] += 1
+            self._reply(unique, answer)
+
+    def _reply(self, unique: int, answer: Served) -> None:
+        """Write the answer. A request that the kernel has given up on is not an error."""
+        if answer is None:
+            return
+        try:
+            if isinstance(answer, bytes):
+                head = abi.OUT_HEADER.pack(abi.OUT_BYTES + len(answer), 0, unique)
+                os.write(self._fd, head + answer)
+            elif isinstance(answer, int):
+                os.write(self._fd, abi.OUT_HEADER.pack(abi.OUT_BYTES, -answer, unique))
+            elif isinstance(answer, Later):
+                self._put_aside(unique, answer)
+            else:
+                self._write_pieces(unique, answer)
+        except OSError as error:
+            self._not_taken(unique, error)
+
+    def _put_aside(self, unique: int, later: Later[Answer | int]) -> None:
+        """Answer when the outcome comes, from whatever thread; this one serves others meanwhile."""
+        aside = self._interrupts.aside
+        aside[unique] = later.cancel
+
+        def take(outcome: Outcome[Answer | int]) -> None:
+            aside.pop(unique, None)
+            self._reply(unique, outcome())
+
+        later.begin(take)
+        if self._interrupts.interrupted():  # before it was aside
+            later.cancel()
+
+    def _write_pieces(self, unique: int, pieces: Sequence[Buffer]) -> None:
+        size = abi.OUT_BYTES
+        for piece in pieces:
+            size += len(piece)
+        head = abi.OUT_HEADER.pack(size, 0, unique)
+        if len(pieces) > PIECES_MAX:
+            pieces = (b"".join(pieces),)
+        os.writev(self._fd, (head, *pieces))
+
+    def _not_taken(self, unique: int, error: OSError) -> None:
+        """The kernel refused an answer: the process that waits for it still needs one.
+
+        ENOENT means nobody waits: the kernel drops a request that it has handed out only when the
+        whole connection is aborted, so there are no lookups or handles to take back.
+        """
+        if error.errno == errno.ENOENT or error.errno in GONE:
+            return
+        log.error("the kernel refused an answer: %s", error)
+        try:
+            os.write(self._fd, abi.OUT_HEADER.pack(abi.OUT_BYTES, -errno.EIO, unique))
+        except OSError as again:
+            log.debug("nobody waits for request %d: %s", unique, again)
+
+    def _interrupt(self, unique: int) -> None:
+        """INTERRUPT: end the request it names, be it served or put aside, or have it sent again.
+
+        The worker that read the request may not have said so yet; EAGAIN queues the INTERRUPT once
+        more, until its request is found or has been answered (then the kernel says ENOENT).
+        """
+        (target,) = abi.INTERRUPT_IN.unpack_from(self._view, BODY)
+        if not self._interrupts.interrupt(target) and not self._dispatcher.cancel(target):
+            self._reply(unique, errno.EAGAIN)

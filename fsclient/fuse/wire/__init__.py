@@ -1,0 +1,1 @@
+"""The FUSE protocol: structures of the kernel's header, parsed requests and packed answers."""

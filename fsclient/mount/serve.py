@@ -1,0 +1,352 @@
+"""Serving a mount: client and kernel session together, from mounting to the last flush.
+
+Runs in the process that stays: in the foreground, or behind `daemonize`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Final, NamedTuple
+
+from fsclient.fuse.mount import mount as kernel
+from fsclient.fuse.mount.mount_options import is_read_only, parse_options as kernel_options
+from fsclient.fuse.session.idle_poll import IdlePolling
+from fsclient.fuse.session.init import Agreement, KernelWants
+from fsclient.fuse.session.session import Session, SessionConfig
+from fsclient.fuse.wire.protocol import Init
+from fsclient.mount.client import Client, ClientOptions
+from fsclient.mount.daemon import Teller, open_log
+from fsclient.mount.exit_status import LEFT, Testament, telling
+from fsclient.mount.gc_tuning import tune
+from fsclient.mount.metrics import operation_numbers
+from fsclient.mount.process_limits import raise_limits
+from fsclient.volume.cache_options import CacheOptions
+from fsclient.volume.metadata_url import naming, open_store, require_apart, require_sound
+from fsclient.volume.mount_root import find_root
+from fsclient.volume.object_stores import Pacing, require_usable, require_writable
+from fsclient.volume.volume_key import KeyOffer
+from fsclient.writeback.journal_dir import warn_of_journals
+from fsclient.writeback.writeback import Staging
+from fsdata.resources.memory_budget import BUFFER_BYTES
+from fsmeta.errors import ConfigError, Rewound, StoreError
+from fsmeta.runtime import Runtime, SystemRuntime
+from fsmeta.store.url import shown_url
+from fsmeta.txn.retry import DEADLINE_S
+from fsmeta.types import ROOT_INO
+
+log = logging.getLogger(__name__)
+
+LEAVE_S: Final = 3.0  # how long the kernel may take to let a client go that is unmounted
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+
+
+class MountRequest(NamedTuple):
+    """What to mount, where, and how."""
+
+    meta: str
+    mountpoint: str
+    options: tuple[str, ...]  # of mount(8)
+    buffer_bytes: int = BUFFER_BYTES
+    threads: int = 4
+    max_uploads: int | None = None  # as `ClientOptions.upload_threads`
+    meta_timeout_s: float = DEADLINE_S
+    heartbeat_s: float = 5.0
+    log_file: str | None = None  # None: standard error
+    debug: bool = False
+    idle_poll: str = "auto"
+    pacing: Pacing = Pacing()
+    store_options: tuple[str, ...] = ()  # NAME=VALUE, instead of the volume's own
+    offer: KeyOffer | None = None  # opens an encrypted volume
+    redis_wait: tuple[int, int] | None = None  # replicas that must have a change, milliseconds
+    backup_meta_s: float = 0.0
+    cache: CacheOptions = CacheOptions()
+    staging: Staging = Staging()
+    subdir: str = ""  # the directory to mount; "": the volume's root
+    snapshot: str = ""  # of that directory; "": itself
+    pack_below: int | None = None
+    tikv_gc: bool = True  # have old values in TiKV dropped, if this client leads
+
+
+def serve(request: MountRequest, teller: Teller) -> int:
+    """Mount and serve until unmounted; the exit code. `teller` learns how far it is.
+
+    Raises: ConfigError.
+    """
+    _start_log(request)
+    raise_limits()
+    tune(request.buffer_bytes)
+    runtime = SystemRuntime()
+    options = ClientOptions(
+        buffer_bytes=request.buffer_bytes,
+        upload_threads=request.max_uploads,
+        heartbeat_s=request.heartbeat_s,
+        meta_timeout_s=request.meta_timeout_s,
+        mountpoint=request.mountpoint,
+        pacing=request.pacing,
+        store_options=request.store_options,
+        backup_meta_s=request.backup_meta_s,
+        cache=request.cache,
+        staging_dir=request.staging.directory,
+        staging_others=request.staging.others,
+        writeback=request.staging.options,
+        subdir=request.subdir,
+        snapshot=request.snapshot,
+        pack_below=request.pack_below,
+    )
+    _fail_on_signal()
+    idle = IdlePolling(runtime, request.idle_poll)
+    teller.step(f"the metadata in {shown_url(request.meta)}")
+    store = open_store(
+        request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc
+    )
+    try:
+        review = require_sound(request.meta, store)
+        for warning in review.warnings:
+            log.warning("%s", warning)
+        for note in review.notes:
+            log.info("%s", note)
+        with naming(request.meta):
+            client = Client(store, runtime, options, offer=request.offer, step=teller.step)
+        if request.staging.options is None:
+            warn_of_journals(request.staging.others, client.meta.format.uuid)
+        client.vfs.root = find_root(client.meta, request.subdir, request.snapshot)
+        if not is_read_only(request.options):
+            require_writable(client.meta.format)
+            require_usable(client.meta.format, runtime, client.overrides)
+        if kernel.find_mount(request.mountpoint) is None:  # else `mount` refuses, and asks nobody
+            require_apart(request.meta, client.meta.format, request.mountpoint)
+        idle.probe()
+        mounted = kernel.mount(request.mountpoint, client.meta.format.name, request.options)
+    except BaseException:
+        store.close()
+        raise
+    return _serve_mounted(client, mounted, request, idle, runtime, teller)
+
+
+def _serve_mounted(
+    client: Client,
+    mounted: kernel.Mounted,
+    request: MountRequest,
+    idle: IdlePolling,
+    runtime: Runtime,
+    teller: Teller,
+) -> int:
+    """The exit code."""
+    trace = logging.getLogger("slicefs.request").debug if request.debug else None
+    acl = kernel_options(request.options).acl
+    client.vfs.xattrs.acls = client.meta.has_acls() if acl is None else acl
+    config = SessionConfig(
+        threads=request.threads,
+        wants=KernelWants(acl=client.vfs.xattrs.acls, export=client.vfs.root == ROOT_INO),
+        trace=trace,
+        on_corrupt=_freezer(client),
+        idle=idle,
+        root=client.vfs.root,
+    )
+    session = Session(mounted, client.vfs, runtime, config)
+    try:
+        return _serve_session(session, client, mounted, request, idle, runtime, teller)
+    finally:
+        if not session.left:  # else its workers use it, and the process is about to end
+            os.close(mounted.fd)
+
+
+def _serve_session(
+    session: Session,
+    client: Client,
+    mounted: kernel.Mounted,
+    request: MountRequest,
+    idle: IdlePolling,
+    runtime: Runtime,
+    teller: Teller,
+) -> int:
+    try:
+        client.start()
+        agreed = session.start()
+        kernel.raise_readahead(mounted.mountpoint)
+        client.vfs.coherence.start(session.notifier, session.under_way)
+        past_pages = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)  # both came with Linux 6.6
+        client.vfs.io.direct.obey(agreed.minor, drops_before=past_pages)
+        _write_directly(client, agreed)
+        client.vfs.locks.start(session)
+        client.vfs.questions.on_remount = lambda: _obey_flags(client, mounted.mountpoint)
+        _obey_flags(client, mounted.mountpoint)
+        client.metrics.add(lambda: operation_numbers(session.snapshot()))
+        client.metrics.add(idle.numbers)
+        ending = Ending(session, mounted.mountpoint, runtime)
+    except BaseException:
+        kernel.umount(mounted.mountpoint, lazy=True)
+        client.stop()
+        raise
+    log.info("volume %s mounted on %s", client.meta.format.name, mounted.mountpoint)
+    testament = Testament(_log_place(request))
+    teller.ready()
+    session.wait()
+    ending.finish()
+    with telling(runtime, client.unstored_bytes):
+        client.stop()
+    lost = client.lost
+    log.info("unmounted %s", mounted.mountpoint)
+    testament.end(None if lost is None else {**lost._asdict(), "text": str(lost)})
+    if lost is not None:
+        return 1
+    return 0 if client.drained else LEFT
+
+
+def _write_directly(client: Client, agreed: Agreement) -> None:
+    """Do so if it was asked for, and where files stay mappable meanwhile."""
+    options = client.options.writeback
+    if options is None or not options.direct_writes:
+        return
+    client.vfs.io.direct.writes = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)
+    if not client.vfs.io.direct.writes:
+        log.warning("--direct-writes needs Linux 6.6: files are written through the kernel's pages")
+
+
+def _obey_flags(client: Client, mountpoint: str) -> None:
+    """Whether reading moves atime is what the kernel shows for the mount: one truth, for all."""
+    client.vfs.atimes.obey(kernel.find_flags(mountpoint) or ("ro",))
+
+
+def _freezer(client: Client) -> Callable[[StoreError], None]:
+    """What to do where metadata are corrupt or gone back: change nothing more, and say so once."""
+    found: list[StoreError] = []
+    client.metrics.add(lambda: {"read_only": float(bool(found))})
+
+    def freeze(error: StoreError) -> None:
+        if not found:
+            found.append(error)
+            remedy = "unmount and run `slicefs fsck`"
+            if isinstance(error, Rewound):
+                remedy += ", then mount again"
+            log.error("%s; read-only from now on: %s", error, remedy)
+            client.vfs.freeze(error)
+
+    client.meta.transactor.on_rewound = freeze
+    return freeze
+
+
+def _fail_on_signal() -> None:
+    """Until there is something to unmount, the signals that end programs make mounting fail."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        raise ConfigError(f"{signal.Signals(number).name} before the mount was ready")
+
+    for number in _ENDING:
+        signal.signal(number, on_signal)
+
+
+class Ending:
+    """The signals that end programs unmount; a mount in use is detached when nobody is served.
+
+    What others hold of it in mount namespaces of their own is left without a client. A second
+    signal does not wait for anything but that what was written is stored.
+
+    A signal may come to any thread, and Python calls handlers in the main thread, when that runs
+    again: it waits for the session, which does not end. So signals are read from a pipe.
+    """
+
+    def __init__(self, session: Session, mountpoint: str, runtime: Runtime) -> None:
+        self._session = session
+        self._mountpoint = mountpoint
+        self._info = kernel.find_mount(mountpoint)
+        self._runtime = runtime
+        self._begun = False
+        self._done = runtime.event()
+        told, tell = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(tell, False)
+        signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+        for number in _ENDING:
+            signal.signal(number, lambda _number, _frame: None)
+        runtime.spawn("signals", partial(self._listen, told))
+
+    def finish(self) -> None:
+        """The session has ended: return when what a signal has begun is done."""
+        if self._begun:
+            self._done.wait()
+
+    def _listen(self, told: int) -> None:
+        _await_signal(told)
+        self._begun = True
+        self._runtime.spawn("unmount", self._end)
+        _await_signal(told)
+        if not self._session.wait(0):
+            log.info("a second signal: not waiting for who still uses the mount")
+            self._session.leave()
+
+    def _end(self) -> None:
+        try:
+            self._unmount()
+        finally:
+            self._done.set()
+
+    def _unmount(self) -> None:
+        try:
+            if kernel.find_mount(self._mountpoint) == self._info:
+                kernel.umount(self._mountpoint)
+        except ConfigError as error:
+            log.warning("%s; detaching it", error)
+            self._session.stop()
+            self._session.wait()  # its workers are woken through the mount: detached after that
+            _detach(self._mountpoint)
+            return
+        gone = self._session.wait(LEAVE_S) and not self._session.left
+        if self._info is not None and not gone:
+            _leave_holder(self._session, self._info)
+
+
+def _leave_holder(session: Session, info: kernel.MountInfo) -> None:
+    """End though the mount, gone from here, is still elsewhere."""
+    for holder in kernel.find_holders(info).values():
+        log.warning("unmounted, but %s; it is left without a client", holder)
+        session.stop(holder.path)
+        return
+    pins = "; ".join(kernel.find_pins()) or "something that has no name keeps the mount"
+    log.warning("unmounted, but %s; what is left of it has no client", pins)
+    session.leave()
+
+
+def _await_signal(told: int) -> None:
+    while (number := os.read(told, 1)[0]) not in _ENDING:
+        pass
+    log.info("%s: unmounting", signal.Signals(number).name)
+
+
+def _detach(mountpoint: str) -> None:
+    try:
+        kernel.umount(mountpoint, lazy=True)
+    except ConfigError as error:
+        log.info("%s", error)  # somebody was faster
+
+
+def _log_place(request: MountRequest) -> str:
+    """Where the log is: the file that we were told, or that standard error is."""
+    if request.log_file is not None:
+        return os.path.abspath(request.log_file)
+    try:
+        path = os.readlink("/proc/self/fd/2")
+    except OSError:
+        path = ""
+    return path if os.path.isfile(path) else "where its standard error goes"
+
+
+def _start_log(request: MountRequest) -> None:
+    """Log to the file or to standard error. A crash, and SIGUSR1, leave every thread's stack."""
+    stream = sys.stderr
+    if request.log_file is not None:
+        stream = os.fdopen(open_log(request.log_file), "a")
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    faulthandler.enable(stream)
+    faulthandler.register(signal.SIGUSR1, stream)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.DEBUG if request.debug else logging.INFO)

@@ -1,0 +1,184 @@
+"""Are the objects there, and right? The second half of `slicefs fsck`.
+
+The listing is noted in tables that spill to disk, and then read beside the slices in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple, Protocol
+
+from fsdata.format.block_v1 import decode
+from fsdata.format.geometry import block_count, block_length
+from fsdata.format.object_keys import CHUNKS, object_key, parse_key
+from fsdata.objects.contract import ObjectStore
+from fsmeta.check.findings import KEPT_MAX
+from fsmeta.check.spill_table import CACHE_BYTES, ID_MAX, Groups, Spill
+from fsmeta.errors import ObjectDamaged, ObjectMissing
+from fsmeta.types import SliceId
+
+_SCRIPT: Final = (
+    "CREATE TABLE object(id, block, length, PRIMARY KEY(id, block, length)) WITHOUT ROWID"
+)
+_TELL_EVERY: Final = 1000  # objects
+
+
+class Slices(Protocol):
+    """What a check has seen, each by id."""
+
+    def slices(self) -> Iterator[tuple[SliceId, int]]:
+        """Id and size of what files refer to."""
+
+    def dead(self) -> Iterator[tuple[SliceId, int]]:
+        """Id and size of what waits for deletion."""
+
+
+class Naming(NamedTuple):
+    """How users are told of an object."""
+
+    key: Callable[[str], str] = str  # what the store calls it
+    path: Callable[[SliceId], str] = lambda _: ""  # of a file that has the slice; "": not known
+
+    def tell(self, sid: SliceId, key: str, what: str) -> str:
+        """One problem."""
+        path = self.path(sid)
+        return f"object {self.key(key)}{what}{path and f': {path}'}"
+
+
+class Verdict(NamedTuple):
+    """What was found in the object store."""
+
+    problems: list[str]  # the first KEPT_MAX
+    problem_count: int
+    objects: int
+    leaked: int  # objects that neither a file nor a pending deletion knows
+
+
+_PLAIN: Final = Naming()
+
+
+def verify_objects(
+    objects: ObjectStore,
+    block_bytes: int,
+    known: Slices,
+    data: bool,
+    progress: Callable[[str], None] = lambda _text: None,
+    cache_bytes: int = CACHE_BYTES,
+    naming: Naming = _PLAIN,
+) -> Verdict:
+    """Compare the blocks of slices with a listing; with `data`, read each one."""
+    table = Spill(_SCRIPT, cache_bytes)
+    try:
+        judge = _Judge(objects, block_bytes, table, naming)
+        judge.list(progress)
+        progress("comparing objects and slices")
+        judge.compare(known)
+        if data:
+            for sid, size in known.slices():
+                for key, what in _damaged(objects, sid, size, block_bytes):
+                    judge.report(sid, key, what)
+    finally:
+        table.close()
+    return Verdict(judge.problems, judge.problem_count, judge.objects, judge.leaked)
+
+
+class _Judge:
+    """One comparison."""
+
+    def __init__(
+        self, objects: ObjectStore, block_bytes: int, table: Spill, naming: Naming
+    ) -> None:
+        self._naming = naming
+        self._objects = objects
+        self._block_bytes = block_bytes
+        self._table = table
+        self.problems: list[str] = []
+        self.problem_count = 0
+        self.objects = 0
+        self.leaked = 0
+
+    def report(self, sid: SliceId, key: str, what: str) -> None:
+        """Note a problem with an object of a slice."""
+        self.problem_count += 1
+        if len(self.problems) < KEPT_MAX:
+            self.problems.append(self._naming.tell(sid, key, what))
+
+    def list(self, progress: Callable[[str], None]) -> None:
+        """Note every object; what is no block's is nobody's."""
+        for info in self._objects.list(f"{CHUNKS}/"):
+            self.objects += 1
+            name = parse_key(info.key)
+            if name is None or name.slice_id > ID_MAX:
+                self.leaked += 1
+            else:
+                self._table.add("object", name.slice_id, name.block, name.length)
+            if self.objects % _TELL_EVERY == 0:
+                progress(f"{self.objects} objects listed")
+
+    def compare(self, known: Slices) -> None:
+        """Each slice must have its blocks, and no others."""
+        there = Groups(
+            self._table.rows("SELECT id, block, length FROM object ORDER BY id, block"),
+            lambda row: strays.add(row[0]),
+        )
+        strays = _Strays(known.dead())
+        for sid, size in known.slices():
+            right = 0
+            for _, block, length in there.of(sid):
+                key = object_key(sid, block, length)
+                if block >= block_count(size, self._block_bytes):
+                    self.report(sid, key, ": the slice has no such block")
+                elif length != block_length(size, block, self._block_bytes):
+                    self.report(sid, key, ": the block has another length")
+                else:
+                    right += 1
+            if right != block_count(size, self._block_bytes):
+                for key in _missing(self._objects, sid, size, self._block_bytes):
+                    self.report(sid, key, " is missing")
+        there.end()
+        self.leaked += strays.leaked
+
+
+class _Strays:
+    """Counts objects of slices that no file has, unless they wait for deletion."""
+
+    def __init__(self, dead: Iterable[tuple[SliceId, int]]) -> None:
+        self._dead = Groups(dead)
+        self._last = (-1, False)  # a slice, and whether it waits
+        self.leaked = 0
+
+    def add(self, sid: int) -> None:
+        """One more object, of a slice that is not below the last."""
+        if sid != self._last[0]:
+            self._last = sid, bool(self._dead.of(sid))
+        self.leaked += not self._last[1]
+
+
+def _keys(sid: SliceId, size: int, block_bytes: int) -> list[str]:
+    return [
+        object_key(sid, index, block_length(size, index, block_bytes))
+        for index in range(block_count(size, block_bytes))
+    ]
+
+
+def _missing(objects: ObjectStore, sid: SliceId, size: int, block_bytes: int) -> list[str]:
+    keys = _keys(sid, size, block_bytes)
+    return [key for key in keys if objects.head(key) is None]
+
+
+def _damaged(
+    objects: ObjectStore, sid: SliceId, size: int, block_bytes: int
+) -> list[tuple[str, str]]:
+    """Keys, and what is wrong with each."""
+    problems = []
+    for index, key in enumerate(_keys(sid, size, block_bytes)):
+        try:
+            block = decode(objects.get(key))
+        except ObjectMissing:
+            continue  # reported by the listing
+        except ObjectDamaged as error:
+            problems.append((key, f": {error}"))
+            continue
+        if len(block) != block_length(size, index, block_bytes):
+            problems.append((key, f": {len(block)} bytes"))
+    return problems

@@ -1,0 +1,1 @@
+"""The VFS: one method per file system request, over metadata and open files."""

@@ -1,0 +1,1 @@
+"""The cache on local disks: directories, files, eviction and the health of each disk."""

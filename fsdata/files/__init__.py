@@ -1,0 +1,1 @@
+"""Reading and writing one file: readahead, write buffers, uploads and compaction."""

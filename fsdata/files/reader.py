@@ -1,0 +1,188 @@
+"""Reading a file: its slices' visible view, put together from buffers, cache and store.
+
+One `FileReader` per open handle, because read-ahead is the handle's. It asks a callable for the
+slices of a chunk: what is committed, cached or pending is the caller's business. The answer is a
+list of views: nothing is copied, holes are views of one page of zeros.
+
+The caller's `slices(chunk)` must take the writer's `pending` *before* it looks at the committed
+slices. A slice committed in between is then listed twice, which is harmless; the other way round it
+could be missed.
+
+Threading: one lock for the window, the runs and the last view; not held across store I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from fsdata.blocks.blocks import BlockStore
+from fsdata.files.prefetch import Prefetcher
+from fsdata.files.random_readahead import Runs
+from fsdata.files.readahead import Ticket, Window
+from fsdata.format.geometry import block_ranges, chunk_ranges
+from fsmeta.errors import ObjectMissing
+from fsmeta.runtime import Runtime
+from fsmeta.slices import Segment, View, resolve
+from fsmeta.types import CHUNK_BYTES, Slice, SliceId, SliceKind
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Slices: TypeAlias = Callable[[int], Sequence[Slice]]
+Peek: TypeAlias = Callable[[SliceId, int, int], "list[Buffer] | None"]
+
+ZEROS_BYTES = 1 << 20  # the largest piece of zeros: as long as the kernel's largest read
+STALE_RETRIES = 3  # compaction and writing both move bytes; neither can overtake us so often
+_ZEROS = memoryview(bytes(ZEROS_BYTES))
+
+
+def peek_nothing(_slice_id: SliceId, _off: int, _length: int) -> list[Buffer] | None:
+    """For files nobody writes."""
+    return None
+
+
+class FileReader:
+    """Reads of one open handle."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        blocks: BlockStore,
+        slices: Slices,
+        peek: Peek = peek_nothing,
+        prefetcher: Prefetcher | None = None,
+    ) -> None:
+        self._blocks = blocks
+        self._slices = slices
+        self._peek = peek
+        self._prefetcher = prefetcher
+        self._lock = runtime.lock()
+        self._window = Window()  # guarded by _lock
+        self._runs = Runs(blocks.block_bytes)  # guarded by _lock
+        self._seen: list[Slice] = []  # of the last chunk; guarded by _lock, as is _view
+        self._view = View()  # of _seen
+
+    def read(self, offset: int, size: int, length: int) -> list[Buffer]:
+        """Bytes from `offset` on of a file of `length` bytes: `size` of them or up to its end.
+
+        Raises: ObjectMissing, ObjectDamaged, Unavailable.
+        """
+        size = min(size, length - offset)
+        if size <= 0:
+            return []
+        with self._lock:
+            sequential = self._window.note(offset, size, length)
+            more = self._runs.note(offset, size)
+            ahead = self._window.advance(length) if self._prefetcher else []
+            ticket, strided = self._window.ticket, self._window.is_strided
+        for begin, end in ahead:
+            self._read_ahead(begin, end, ticket, strided)
+        out: list[Buffer] = []
+        for chunk, pos, part in chunk_ranges(offset, size):
+            out += self._read_chunk(chunk, pos, part, sequential, more)
+        return out
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        with self._lock:
+            self._window.ticket.live = False
+
+    def _shown(self, chunk: int, pos: int, end: int) -> list[Segment]:
+        """What shows at `pos..end` of a chunk: whole segments, with the holes before them."""
+        slices = self._slices(chunk)
+        if len(slices) <= 1:
+            return resolve(slices)
+        with self._lock:
+            laid = len(self._seen)
+            # mostly there are more slices than before: those are laid over the view that there is
+            if laid > len(slices) or slices[:laid] != self._seen:
+                self._view, laid = View(), 0
+            for piece in slices[laid:]:
+                self._view.lay(piece)
+            self._seen = list(slices)
+            return self._view.between(pos, end)
+
+    def _read_chunk(self, chunk: int, pos: int, size: int, whole: bool, more: int) -> list[Buffer]:
+        """`size` bytes at `pos` of a chunk. Objects that went away make us look at it again."""
+        shown = self._shown(chunk, pos, pos + size)
+        for _ in range(STALE_RETRIES):
+            try:
+                return self._read_shown(shown, pos, size, whole, more)
+            except ObjectMissing:
+                fresh = self._shown(chunk, pos, pos + size)
+                if fresh == shown:
+                    raise
+                shown = fresh
+        return self._read_shown(shown, pos, size, whole, more)
+
+    def _read_shown(
+        self, shown: list[Segment], pos: int, size: int, whole: bool, more: int
+    ) -> list[Buffer]:
+        out: list[Buffer] = []
+        end = pos + size
+        for part in shown:  # without gaps; the first one begins at `pos` or before
+            stop = min(end, part.end)
+            if stop <= pos:
+                continue
+            if part.slice is None:
+                _add_zeros(out, stop - pos)
+            else:
+                after = min(more, part.end - stop) if stop == end else 0
+                off = part.off + pos - part.pos
+                self._add_data(out, part.slice, off, stop - pos, whole, after)
+            pos = stop
+        _add_zeros(out, end - pos)
+        return out
+
+    def _add_data(
+        self, out: list[Buffer], piece: Slice, off: int, size: int, whole: bool, more: int
+    ) -> None:
+        """Append bytes `off..off + size` of a slice, block by block, and have `more` fetched."""
+        block_bytes = self._blocks.block_bytes
+        for block, begin, end, _ in block_ranges(piece, off, size, block_bytes):
+            pending = self._peek(piece.id, block * block_bytes + begin, end - begin)
+            if pending is not None:
+                out += pending
+            elif piece.kind is SliceKind.SEGMENT:
+                out.append(self._blocks.read_packed(piece.id, piece.size, block, begin, end))
+            else:
+                read = self._blocks.read
+                out.append(read(piece.id, piece.size, block, begin, end, whole, more))
+
+    def _read_ahead(self, begin: int, end: int, ticket: Ticket, strided: bool) -> None:
+        """Ask for the blocks of file range `begin..end`, as far as the slices are known.
+
+        `strided`: for that range alone, not for all of the blocks it is in.
+        """
+        assert self._prefetcher is not None, "checked by the caller"
+        block_bytes = self._blocks.block_bytes
+        for chunk, pos, size in chunk_ranges(begin, end - begin):
+            for part in self._shown(chunk, pos, pos + size):
+                first, last = max(part.pos, pos), min(part.end, pos + size)
+                if first >= last or part.slice is None:
+                    continue
+                off = part.off + first - part.pos
+                begins = chunk * CHUNK_BYTES + part.pos - part.off  # of the slice, in the file
+                for block, at, stop, _ in block_ranges(part.slice, off, last - first, block_bytes):
+                    if self._peek(part.slice.id, block * block_bytes + at, 1) is not None:
+                        continue
+                    use_end = begins + block * block_bytes + stop
+                    if not self._prefetcher.submit(
+                        part.slice.id,
+                        part.slice.size,
+                        block,
+                        ticket,
+                        use_end,
+                        (at, stop) if strided else None,
+                    ):
+                        return
+
+
+def _add_zeros(out: list[Buffer], size: int) -> None:
+    """Append `size` bytes of zeros."""
+    while size > 0:
+        part = min(size, ZEROS_BYTES)
+        out.append(_ZEROS[:part])
+        size -= part
+
+
+assert CHUNK_BYTES % ZEROS_BYTES == 0, "a hole of a whole chunk is whole pieces"

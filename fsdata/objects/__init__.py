@@ -1,0 +1,1 @@
+"""Object stores: the contract, the stores without a server, and wrappers of any store."""

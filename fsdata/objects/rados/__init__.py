@@ -1,0 +1,1 @@
+"""The RADOS store: librados through Debian's binding."""

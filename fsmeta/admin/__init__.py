@@ -1,0 +1,1 @@
+"""Work on whole volumes: dumps, quotas, snapshots, clones and the expiry of the trash."""

@@ -1,0 +1,1 @@
+"""Verbs on the data of files: extents, packed segments, deletion and garbage collection."""

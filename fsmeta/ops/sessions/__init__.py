@@ -1,0 +1,1 @@
+"""Verbs on sessions: their leases, file locks and ranges of ids."""

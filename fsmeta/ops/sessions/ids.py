@@ -1,0 +1,37 @@
+"""Batches of fresh inode and slice numbers, never handed out twice, even by a store that went back.
+
+A batch is taken together with the name of the store's past, its lineage. Where that is another than
+when the last batch was taken, numbers may have been handed out that the store has forgotten: both
+counters then leap, by more than anybody hands out between two backups, and by chance, so that two
+stores that forgot the same do not leap to the same place.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fsmeta.schema import keys as schema
+from fsmeta.txn.txn import Txn
+
+LEAP_BITS: Final = 40  # 10^12 numbers, and 2^23 leaps in 64 bits
+_COUNTED: Final = (schema.NEXT_INO, schema.NEXT_SLICE)
+
+
+def take_batch(txn: Txn, field: bytes, batch: int, lineage: bytes, chance: int) -> int:
+    """The first of `batch` fresh numbers from the counter `field`; `chance` is LEAP_BITS long."""
+    keys = [(schema.COUNTERS, name) for name in (*_COUNTED, schema.LINEAGE)]
+    *values, known = txn.get_many(keys)
+    counts = {
+        name: schema.unpack_count(schema.COUNTERS, name, value)
+        for name, value in zip(_COUNTED, values, strict=True)
+    }
+    if lineage and known != lineage:
+        txn.put(schema.COUNTERS, schema.LINEAGE, lineage)
+        leap = (1 << LEAP_BITS) + chance
+        counts = {name: count + leap for name, count in counts.items()}
+        for name, count in counts.items():
+            if name != field:
+                txn.put(schema.COUNTERS, name, b"%d" % count)
+    first = counts[field]
+    txn.put(schema.COUNTERS, field, b"%d" % (first + batch))
+    return first

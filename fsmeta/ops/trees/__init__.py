@@ -1,0 +1,1 @@
+"""Verbs on whole trees: clones, snapshots, and the scan that counts for a quota."""

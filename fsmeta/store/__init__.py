@@ -1,0 +1,1 @@
+"""The metadata store: its contract, typed writes, and engines without a server."""

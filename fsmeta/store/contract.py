@@ -1,0 +1,248 @@
+"""The contract between the verbs and a metadata engine: rows of fields, and one kind of commit.
+
+A store is a map `(row, field) -> value`, all bytes, values never empty. Reads go to the store as
+they are asked; writes travel only inside a `Commit`, which the store applies entirely or not at
+all. There is no POSIX in here and none in any engine.
+
+A commit holds
+- a fence: the row of the session that commits. The row must hold FENCE_FIELD, and its worker field
+  remembers the last sequence applied, so that a commit sent twice is applied once. FENCE_FIELD
+  holds the edition of the settings that the session must follow; another one than the commit's is
+  `Outdated`, unless the commit is a repeat. A session is one client's: an engine may refuse to
+  commit in the name of one that another client has used;
+- checks: values (or absences) the verb relied on; any difference is a `Conflict`;
+- glances: those of the checks that an engine need not hold to the end of its transaction: whoever
+  changes such a value also shifts, or sets, a counter that this commit adds to;
+- empties: rows that must hold no field, else `NotEmpty` (checks come first);
+- writes: see PUT and its like. They apply in order, but a field that MERGE, ADD or SHIFT changes
+  may be touched by no other kind of write of the same commit (ADD and SHIFT are one kind), nor its
+  row be deleted: engines take these when it suits them. They need no read beforehand, which is what
+  lets a thousand clients create files in one directory without ever conflicting.
+
+Rows whose names are one byte are tables of the whole volume: every client changes them, so no
+client is told of their changes and none remembers what it read there. Those in SUMS hold counters
+that ADD moves, and their limits; an engine may keep a counter in parts, so that clients do not
+queue for it. No name there ends in a zero byte and one below 64.
+
+Threading: every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from fsmeta.store.rollback import History
+
+FENCE_FIELD: Final = b"a"
+SCAN_PAGE: Final = 1000  # fields a page: ~100 kB, a few ms of any engine
+SHORT_ROW_FIELDS: Final = 128  # of a row that is read with others: all but files above 7 GiB
+SHORT_ROWS_BYTES: Final = 4 << 20  # of one such request, but for its last row: some ms of Redis
+# Checks and writes of a step, where what is to be done is done in steps. A step that is given up at
+# COMMIT_OPS_ENOUGH has room for one more thing.
+COMMIT_OPS_MAX: Final = 4096
+COMMIT_OPS_ENOUGH: Final = COMMIT_OPS_MAX // 2
+# Of any commit, which blocks Redis for about 0.3 s then. Only what counts in thousands of
+# directories above it comes near; it is refused beyond.
+COMMIT_OPS_LIMIT: Final = 1 << 15
+SUMS: Final = frozenset({b"U", b"Q"})  # schema.USAGE, schema.ACCOUNTS
+
+# What a write does; a write is the tuple given here, in the shape that engines send and apply.
+PUT: Final = 0  # (PUT, row, field, value)
+DELETE: Final = 1  # (DELETE, row, field)
+DELETE_ROW: Final = 2  # (DELETE_ROW, row)
+# (ADD, row, field, delta, limit, tag, -delta): decimal text. The limit holds where delta is above
+# 0; b"0" is none, BESIDE means the one beside the counter, if there is any: `limit_field`
+ADD: Final = 3
+APPEND: Final = 4  # (APPEND, row, field, suffix): an absent value counts as empty
+# (MERGE, row, field, at, part, …): change parts of a record that must exist, else Conflict. Bytes
+# overwrite what is at offset `at`; an int is added to the big-endian 32-bit word there. A commit
+# merges into one field only once.
+MERGE: Final = 5
+# (SHIFT, row, field, source, sign, limit, tag): as ADD, of what the counter `source` of the same
+# row holds (sign b"+"), or its negative (b"-"). No ADD or SHIFT of the commit changes `source`.
+SHIFT: Final = 6
+
+BESIDE: Final = b"<"
+EDITION: Final = b"1"  # of the settings that a volume begins with
+
+
+def limit_field(counter: bytes) -> bytes:
+    """Where the limit of a counter stands, in its row, for writes that say BESIDE."""
+    return counter + BESIDE
+
+
+def is_table(row: bytes) -> bool:
+    """Whether `row` belongs to the whole volume and is never tracked."""
+    return len(row) == 1
+
+
+Key: TypeAlias = tuple[bytes, bytes]
+Parts: TypeAlias = tuple[int | bytes, ...]
+Write: TypeAlias = tuple[Any, ...]
+
+
+class Commit(NamedTuple):
+    """One atomic change. A commit without writes only validates its reads."""
+
+    fence: bytes | None  # row of the session; None only while there is no session yet
+    worker: bytes  # field of the fence row that remembers `sequence`
+    sequence: int  # grows by one with each new commit of this worker
+    checks: Sequence[tuple[bytes, bytes, bytes | None]]
+    empties: Sequence[bytes]
+    writes: Sequence[Write]
+    edition: bytes = EDITION  # of the settings that it was made under
+    glances: Collection[Key] = ()  # keys of `checks`
+    call: Any = None  # the verb behind it and its arguments, for an engine that holds commits back
+    # rows that the client need not hear of any more; it wants to know what MERGE has made in them
+    busy: Collection[bytes] = ()
+
+
+class Applied(NamedTuple):
+    """What an engine says of a commit that was applied, if anything."""
+
+    held: bool = False  # held back: this client sees what it leads to, the store does not know yet
+    merged: Sequence[bytes] = ()  # what each MERGE has made, in order, where rows are `busy`
+
+
+class Page(NamedTuple):
+    """Some fields of a row, and where the next page begins; no cursor means the end.
+
+    Only the last page may be without fields: a first page that has none is an empty row.
+    """
+
+    items: list[tuple[bytes, bytes]]
+    cursor: bytes | None
+
+
+class RowPage(NamedTuple):
+    """Some rows of the store, and where the next page begins; no cursor means the end.
+
+    Any page may be without rows: looking for the next one takes as long as the store is large.
+    """
+
+    rows: list[bytes]
+    cursor: bytes | None
+
+
+Record: TypeAlias = tuple[bytes, bytes, bytes]
+"""(row, field, value)."""
+
+Listener: TypeAlias = Callable[[Sequence[bytes] | None], object]
+"""Told which rows others changed; None means "anything may have changed"."""
+
+
+class Reads(Protocol):
+    """What a verb reads from, as far as it knows."""
+
+    def read(self, keys: Sequence[Key], busy: Collection[bytes] = ()) -> list[bytes | None]:
+        """The values of `keys`, in order; None where there is none. No keys are no request.
+
+        They are of one moment, unless they are of more than 16 rows. Those in `busy` need not be
+        watched.
+        """
+
+    def read_linked(
+        self,
+        row: bytes,
+        field: bytes,
+        skip: int,
+        prefix: bytes,
+        fields: Sequence[bytes],
+        busy: bool = False,
+    ) -> tuple[bytes | None, list[bytes | None]]:
+        """A value that names another row, and fields of that row, at one moment.
+
+        The other row is `prefix + value[skip:]`. Its list is empty where there is no value. A row
+        that is `busy` need not be watched.
+        """
+
+    def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
+        """All fields of each row, for rows known to be small; an absent row is empty.
+
+        No rows are no request.
+        """
+
+    def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
+        """`read_rows` of rows that may be long: None where one has more than SHORT_ROW_FIELDS, or
+        where those before it have SHORT_ROWS_BYTES; `scan` reads such a row.
+        """
+
+    def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
+        """A page of about `limit` fields of `row`.
+
+        A field present throughout is returned at least once, perhaps twice.
+        """
+
+    def vouches(self) -> bool:
+        """Whether we are told at once of what others change, so that what was read may be kept."""
+
+
+class Store(Reads, Protocol):
+    """A metadata engine. Reads raise Unavailable; `commit` also raises what it says."""
+
+    name: str  # "redis", "sqlite", … for messages
+    history: History  # whether it may go back to an older state
+
+    @property
+    def round_trips(self) -> int:
+        """Requests that waited for the store so far."""
+
+    def read_many(
+        self, rows: Sequence[bytes], fields: Sequence[bytes]
+    ) -> list[Sequence[bytes | None]]:
+        """The values of `fields` in each of many rows, whose names are of one length.
+
+        Each row's are of a moment of its own.
+        """
+
+    def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
+        """A page of the rows whose names begin with `prefix`; as `scan` about repeats."""
+
+    def commit(self, commit: Commit) -> Applied | None:
+        """Apply `commit`, or answer again that it was applied.
+
+        The rows it names are watched from then on, unless it is held back or they are `busy`.
+        Raises: Conflict, NotEmpty, Fenced, Outdated, Rewound, LimitExceeded, StoreFull,
+        Unavailable, Ambiguous.
+        """
+
+    def everything(self) -> AbstractContextManager[Iterator[Record]]:
+        """All that is stored, as it was at one moment after the call, in no order.
+
+        A record may come twice. Others go on reading and writing. Raises: Unavailable, also in the
+        middle where it can't go on; ConfigError where the engine can do this for one at a time.
+        """
+
+    def sync(self) -> None:
+        """Return when every commit that was answered survives a power loss, as far as it can."""
+
+    def watch(self, listener: Listener) -> None:
+        """Tell `listener` about rows that others change after this client has read them."""
+
+    def hear(self) -> None:
+        """Tell the listener what has arrived by now; for who is about to believe what was read."""
+
+    def now_ns(self) -> int:
+        """What time it is for the store, in nanoseconds since the epoch: one clock for all clients,
+        where the store has one. Raises: Unavailable."""
+
+    def tidy(self) -> None:
+        """What an engine wants done now and then, by one client for all; does not wait for it."""
+
+    def close(self) -> None:
+        """Let go of connections and threads; idempotent."""
+
+
+def short_rows(found: Iterator[dict[bytes, bytes]], count: int) -> list[dict[bytes, bytes] | None]:
+    """What `read_short_rows` answers, of the next `count` rows that an engine brings."""
+    left = SHORT_ROWS_BYTES
+    answer: list[dict[bytes, bytes] | None] = []
+    for _ in range(count):
+        fields = next(found) if left > 0 else None
+        if fields is not None and len(fields) > SHORT_ROW_FIELDS:
+            fields = None
+        left -= sum(map(len, fields.values())) if fields else 0
+        answer.append(fields)
+    return answer

@@ -1,0 +1,1 @@
+"""The Redis engine: one Lua script per commit, client-side caching, and topology."""

@@ -1,0 +1,1 @@
+"""The TiKV engine: optimistic transactions, counters in escrow, and the end of old values."""

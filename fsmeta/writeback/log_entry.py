@@ -1,0 +1,253 @@
+"""An entry of the log of a client that holds changes back: which verb, with what, and after what.
+
+`StagedStore` makes entries, a journal keeps them as msgpack, `publish` runs them on the store. They
+name what a verb meant instead of what it wrote, so it can be run again on what others have changed.
+Only the verbs named here can be held back.
+
+Threading: an entry is written by one thread at a time; functions only besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgpack
+
+from fsmeta.errors import StoreError
+from fsmeta.ops.data import extent, packing, ranges
+from fsmeta.ops.data.ranges import Span
+from fsmeta.ops.names import atime, attr, create, flags, link, remove, rename, xattr
+from fsmeta.ops.names.create import NewNode
+from fsmeta.ops.names.rename import Place
+from fsmeta.rules.context import Env
+from fsmeta.rules.settings import VolumeFormat
+from fsmeta.schema import slices as schema_slices
+from fsmeta.schema.segments import OpenSegment
+from fsmeta.schema.trash import hour_at
+from fsmeta.types import Caller, Ino, SetAttr, Slice, SliceId, SliceKind, Usage
+from fsmeta.writeback.overlay import Laid
+
+VERSION: Final = 1
+EVERY: Final = 0  # the domain of what must wait for all, and all for it; no inode has this number
+_NO_LIMITS: Final = Usage(0, 0)  # what was accepted is not refused later
+
+# What programs rely on when another mount sees it, so what is to be seen in order.
+VERBS: Final[dict[str, Callable[..., Any]]] = {
+    "create": create.create,
+    "unlink": remove.unlink,
+    "rmdir": remove.rmdir,
+    "rename": rename.rename,
+    "link": link.link,
+    "setattr": attr.setattr_,
+    "setflags": flags.setflags,
+    "setxattr": xattr.setxattr,
+    "removexattr": xattr.removexattr,
+    "write": extent.write,
+    "fallocate": ranges.fallocate,
+}
+# What is only worth doing where nothing is in its way: EBUSY then.
+GIVING_WAY: Final = frozenset((extent.replace_prefix, packing.pack, atime.touch_atime))
+# What lets a file list slices of another one: only where others can read them.
+SHARING: Final = frozenset((ranges.copy_file_range,))
+NAMES: Final = {verb: name for name, verb in VERBS.items()}
+_RECORDS: Final[Sequence[type]] = (Caller, NewNode, Place, SetAttr, Slice, Span)
+_CODES: Final = {kind: code for code, kind in enumerate(_RECORDS, 1)}
+_packers: Final[list[Any]] = []  # that nobody uses; as many as records in records, a thread
+
+
+class Rules(NamedTuple):
+    """What today's settings say to verbs: marks of inodes that count and of new ones; the trash."""
+
+    charged: int
+    born: int
+    trash: bool
+
+    @classmethod
+    def of(cls, settings: VolumeFormat) -> Rules:
+        """Those of a volume."""
+        return cls(settings.charged, settings.born, settings.trash_days > 0)
+
+
+class Guard(NamedTuple):
+    """A name that must lead where it did when the program relied on it."""
+
+    row: bytes
+    name: bytes
+    dentry: bytes
+
+
+class Need(NamedTuple):
+    """An object that must be in the store first, and where it is until then."""
+
+    key: str
+    segment: int
+    offset: int
+    length: int
+    crc: int
+
+
+class Log(Protocol):
+    """What keeps entries and blocks on a disk of this host."""
+
+    def needs(self, slices: Sequence[tuple[SliceId, int]]) -> tuple[Need, ...]:
+        """Where the blocks of slices are that the store does not have yet."""
+
+    def append(self, sequence: int, payload: bytes) -> int:
+        """Have an entry written behind all earlier ones; its position."""
+
+    def flush(self, position: int) -> bool:
+        """Return when all up to `position` is written; False where the disk failed."""
+
+    def sync(self) -> bool:
+        """Return when all that was appended survives a loss of power; False where it does not."""
+
+
+class Moved(NamedTuple):
+    """The part of an open segment that the only slice of a write has become."""
+
+    piece: Slice
+    segment: OpenSegment
+
+
+class Entry:
+    """One change that is held back."""
+
+    __slots__ = (
+        "args", "caller", "domains", "guards", "inos", "laid", "moved", "name", "needs", "now_ns",
+        "sequence", "since",
+    )  # fmt: skip
+
+    def __init__(self, name: str, caller: Caller, now_ns: int, args: tuple[Any, ...]) -> None:
+        self.name = name
+        self.caller = caller
+        self.now_ns = now_ns
+        self.args = args
+        self.sequence = 0
+        self.domains: frozenset[int] = frozenset((EVERY,))
+        self.guards: tuple[Guard, ...] = ()
+        self.needs: tuple[Need, ...] = ()
+        self.inos: tuple[int, ...] = ()  # what it changes: files, not the directories around them
+        self.laid: Laid | None = None  # None: the own mount could not be shown what it leads to
+        self.since = 0.0  # when it was accepted, by our own clock
+        self.moved: Moved | None = None  # where its bytes are in the store, if not where it says
+
+    @property
+    def verb_args(self) -> tuple[Any, ...]:
+        """What its verb is run with on the store."""
+        if self.moved is None:
+            return self.args
+        ino, ((index, _),), *rest = self.args
+        return (ino, ((index, self.moved.piece),), *rest)
+
+    @property
+    def record(self) -> bytes:
+        """The only slice of a write, as its chunk will list it."""
+        ((_, piece),) = self.verb_args[1]
+        return schema_slices.pack_slices([piece])
+
+    def env(self, rules: Rules) -> Env:
+        """As which call the verb runs: the kernel judged it when it was made."""
+        caller = self.caller._replace(checked=True)
+        env = Env(caller, self.now_ns, _NO_LIMITS, rules.charged, rules.born)
+        if rules.trash:
+            env = env._replace(trash=hour_at(self.now_ns), trash_is_new=True)
+        return env
+
+    def pack(self) -> bytes:
+        """The entry as bytes."""
+        fields = (
+            VERSION, self.sequence, self.name, self.caller, self.now_ns, self.args,
+            sorted(self.domains), [list(each) for each in self.guards],
+            [list(each) for each in self.needs], list(self.inos),
+        )  # fmt: skip
+        return _packed(fields)
+
+    def __str__(self) -> str:
+        """What is told of it where it can't be published."""
+        names = [each for each in self.args if isinstance(each, bytes)]
+        names += [each.name for each in self.args if isinstance(each, Place)]
+        shown = " ".join(name.decode(errors="replace") for name in names[:2])
+        return f"{self.name} {shown or f'of inode {self.inos[0]}'}"
+
+
+def unpack(data: bytes) -> Entry:
+    """The entry that `pack` made bytes of. Raises: StoreError."""
+    try:
+        fields = msgpack.unpackb(data, ext_hook=_record, use_list=False, strict_map_key=False)
+        version, sequence, name, caller, now_ns, args, domains, guards, needs, inos = fields
+        if version != VERSION or name not in VERBS:
+            raise StoreError(f"entry {name!r} of version {version}: upgrade slicefs")
+        entry = Entry(name, caller, now_ns, args)
+        entry.sequence = sequence
+        entry.domains = frozenset(domains)
+        entry.guards = tuple(Guard(*each) for each in guards)
+        entry.needs = tuple(Need(*each) for each in needs)
+        entry.inos = inos
+    except (ValueError, TypeError, IndexError) as error:
+        raise StoreError(f"an entry does not decode: {error}") from error
+    return entry
+
+
+def _packed(value: Any) -> bytes:
+    """`value` as bytes, by a packer of its own: a new one costs more than what it packs."""
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = msgpack.Packer(default=_plain, strict_types=True)
+    packed: bytes = packer.pack(value)
+    _packers.append(packer)
+    return packed
+
+
+def _plain(value: Any) -> Any:
+    code = _CODES.get(type(value))
+    if code is not None:
+        return msgpack.ExtType(code, _packed(list(value)))
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, int):
+        return int(value)
+    raise TypeError(f"{value!r} is nothing that a verb takes")
+
+
+def _record(code: int, data: bytes) -> Any:
+    fields = msgpack.unpackb(data, ext_hook=_record, use_list=False)
+    kind = _RECORDS[code - 1]
+    if kind is Slice:
+        pos, slice_id, size, off, length, way = fields
+        return Slice(pos, slice_id, size, off, length, SliceKind(way))
+    return kind(*fields)
+
+
+class Subjects(NamedTuple):
+    """Which inodes decide where a verb belongs in the order of things."""
+
+    parents: tuple[Ino, ...]  # directories in which names change
+    inos: tuple[Ino, ...]  # inodes that are changed by number
+    names: tuple[Place, ...]  # names that must lead where they did
+
+
+def subjects(name: str, args: Sequence[Any]) -> Subjects:
+    """What the verb `name` works on."""
+    if name == "create":
+        return Subjects((args[0],), (), ())
+    if name in ("unlink", "rmdir"):
+        return Subjects((args[0],), (), (Place(args[0], args[1]),))
+    if name == "rename":
+        old, new, flags = args[:3]
+        both = (old, new) if flags == rename.EXCHANGE else (old,)
+        return Subjects((old.parent, new.parent), (), both)
+    if name == "link":
+        return Subjects((args[1],), (args[0],), ())
+    if name == "fallocate":
+        return Subjects((), (args[1].ino,), ())
+    return Subjects((), (args[0],), ())
+
+
+def slices_of(name: str, args: Sequence[Any]) -> list[tuple[SliceId, int]]:
+    """The slices, (id, size), whose blocks the verb relies on."""
+    if name != "write":
+        return []
+    batch: Sequence[tuple[int, Slice]] = args[1]
+    return [(each.id, each.size) for _, each in batch if each.kind is not SliceKind.HOLE]

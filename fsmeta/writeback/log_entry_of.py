@@ -1,0 +1,40 @@
+"""What the log is to say of a commit: the verb behind it, its order, what it relies on.
+
+`StagedStore` asks before it decides whether a commit is held back.
+
+Threading: none; functions only.
+"""
+
+from __future__ import annotations
+
+from fsmeta.schema import keys
+from fsmeta.store.contract import Commit, Key
+from fsmeta.writeback.log_entry import Entry, Guard, Log, slices_of, subjects
+from fsmeta.writeback.order_domains import Domains, Get
+
+
+def entry_of(
+    name: str, commit: Commit, reads: dict[Key, bytes | None], log: Log, domains: Domains, get: Get
+) -> Entry:
+    """What the log would say of a commit of the verb `name`, which has checked `reads`."""
+    _, caller, now_ns, args = commit.call
+    entry = Entry(name, caller, now_ns, args)
+    entry.needs = log.needs(slices_of(name, args))
+    entry.domains = domains.of(get, name, args)
+    what = subjects(name, args)
+    for place in what.names:
+        row = keys.dir_row(place.parent)
+        dentry = reads.get((row, place.name))
+        if dentry is not None:
+            entry.guards += (Guard(row, place.name, dentry),)
+    made = (args[2].ino,) if name == "create" else ()
+    moved = tuple(keys.unpack_dentry(b"", g.name, g.dentry)[1] for g in entry.guards)
+    entry.inos = (*what.inos, *made, *moved)
+    return entry
+
+
+def is_first_name(entry: Entry, commit: Commit) -> bool:
+    """Whether link(2) names a file of O_TMPFILE: it is no more if its client dies before that."""
+    return entry.name == "link" and any(
+        field == keys.NAMELESS_FIELD and value is not None for _, field, value in commit.checks
+    )

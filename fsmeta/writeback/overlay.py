@@ -1,0 +1,191 @@
+"""What commits that are held back lead to, laid over a store that does not know of them yet.
+
+`StagedStore` owns one. Each field that a held commit writes has the value here that it will have in
+the store, merges and appends carried out; counters that are added to have the sum of what is still
+to come. When the store has a commit, `lift` lets go of what no later one has written.
+
+A row is *whole* while the commit that makes it is held back: the store has nothing of it. Tables of
+the volume are not laid over, but for their sums: what others delete there is none of our future.
+
+Threading: none; the owner's lock is held around every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from fsmeta.errors import Conflict
+from fsmeta.store.apply import merge
+from fsmeta.store.contract import ADD, APPEND, DELETE, MERGE, PUT, SHIFT, Key, Write, is_table
+from fsmeta.txn.row_cache import MISSING, Missing
+
+Known: TypeAlias = bytes | Missing | None
+Over: TypeAlias = tuple[int, bytes | None]
+"""A value that is laid over the store, and the sequence of the commit that wrote it; 0: of none."""
+
+_NOTHING: Final[Over] = (0, None)
+
+
+def exchanged(records: bytes, old: bytes, new: bytes) -> bytes:
+    """`records` with `new` in place of `old`, which is as long."""
+    assert len(old) == len(new), (old, new)
+    each = [records[at : at + len(old)] for at in range(0, len(records), len(old))]
+    return b"".join([new if record == old else record for record in each])
+
+
+class Laid:
+    """What one held commit has laid over the store."""
+
+    __slots__ = ("keys", "sums", "whole")
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        self.sums: list[tuple[Key, int]] = []
+        self.whole: list[bytes] = []
+
+
+class Overlay:
+    """Values by row and field, each with the sequence of the commit that wrote it last."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, dict[bytes, Over]] = {}
+        self._whole: set[bytes] = set()
+        self._sums: dict[Key, int] = {}
+        self.lifts = 0  # times something was let go of
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._sums)
+
+    def get(self, key: Key) -> Known:
+        """The value at `key`, None where it will be absent, MISSING where the store decides."""
+        fields = self._rows.get(key[0])
+        found = None if fields is None else fields.get(key[1])
+        if found is not None:
+            return found[1]
+        return None if key[0] in self._whole else MISSING
+
+    def over(self, keys: Iterable[Key]) -> list[Over | None]:
+        """What is laid over each of `keys`; None where the store decides."""
+        rows, whole = self._rows, self._whole
+        found: list[Over | None] = []
+        for row, field in keys:
+            fields = rows.get(row)
+            over = None if fields is None else fields.get(field)
+            found.append(_NOTHING if over is None and row in whole else over)
+        return found
+
+    def row(self, row: bytes) -> dict[bytes, bytes | None]:
+        """All that is laid over a row."""
+        return {field: value for field, (_, value) in self._rows.get(row, {}).items()}
+
+    def rows(self) -> list[bytes]:
+        """The rows over which anything is laid."""
+        return list(self._rows)
+
+    def writer(self, key: Key) -> int:
+        """The sequence of who wrote `key` last; 0 where nobody did."""
+        return self._rows.get(key[0], {}).get(key[1], (0, None))[0]
+
+    def touches(self, row: bytes) -> bool:
+        """Whether anything is laid over a row."""
+        return row in self._rows
+
+    def is_whole(self, row: bytes) -> bool:
+        """Whether the store has nothing of a row."""
+        return row in self._whole
+
+    def sum(self, key: Key) -> int:
+        """What is still to be added to a counter."""
+        return self._sums.get(key, 0)
+
+    def lay(
+        self,
+        sequence: int,
+        writes: Sequence[Write],
+        fresh: Iterable[bytes],
+        base: Mapping[Key, bytes | None],
+    ) -> Laid:
+        """Lay a commit over the store, whose values of what is changed in part are in `base`.
+
+        `fresh`: rows that the store does not have. Raises: Conflict; then nothing was laid.
+        """
+        laid = Laid()
+        values: dict[Key, bytes | None] = {}
+        for write in writes:
+            op, row = write[0], write[1]
+            if op == SHIFT:
+                continue  # by what it moves is for the store to say
+            if op == ADD:
+                laid.sums.append(((row, write[2]), int(write[3])))
+            elif not is_table(row):
+                key = (row, write[2])
+                values[key] = write[3] if op == PUT else self._after(write, key, values, base)
+        laid.keys = list(values)
+        laid.whole = list(fresh)
+        self._whole.update(laid.whole)
+        for (row, field), value in values.items():
+            self._rows.setdefault(row, {})[field] = (sequence, value)
+        for key, delta in laid.sums:
+            self._add(key, delta)
+        return laid
+
+    def _add(self, key: Key, delta: int) -> None:
+        total = self._sums.pop(key, 0) + delta
+        if total:
+            self._sums[key] = total
+
+    def _after(
+        self,
+        write: Write,
+        key: Key,
+        values: Mapping[Key, bytes | None],
+        base: Mapping[Key, bytes | None],
+    ) -> bytes | None:
+        """The value at `key` once `write`, which is no PUT, is applied."""
+        op = write[0]
+        if op == DELETE:
+            return None
+        before = values[key] if key in values else self.get(key)
+        if isinstance(before, Missing):
+            before = base[key]
+        if op == APPEND:
+            suffix: bytes = write[3]
+            return (before or b"") + suffix
+        assert op == MERGE, f"{write!r} can't be held back"
+        if before is None:
+            raise Conflict(f"{key!r} is gone")
+        return merge(before, write[3:])
+
+    def follow(self, merges: Sequence[Write]) -> list[bytes]:
+        """Others of this mount have merged into the store; the rows here that show it, too."""
+        rows: list[bytes] = []
+        for write in merges:
+            fields = self._rows.get(write[1], {})
+            sequence, value = fields.get(write[2], (0, None))
+            if value is not None:
+                fields[write[2]] = (sequence, merge(value, write[3:]))
+                rows.append(write[1])
+        return rows
+
+    def exchange(self, key: Key, old: bytes, new: bytes) -> None:
+        """In the records at `key`, `new` takes the place of `old`, which is as long."""
+        sequence, value = self._rows.get(key[0], {}).get(key[1], (0, None))
+        if value is not None:
+            self._rows[key[0]][key[1]] = sequence, exchanged(value, old, new)
+
+    def lift(self, sequence: int, laid: Laid) -> set[bytes]:
+        """The store has the commit `sequence`; the rows over which nothing is laid any more."""
+        self.lifts += 1
+        self._whole.difference_update(laid.whole)
+        for key, delta in laid.sums:
+            self._add(key, -delta)
+        free: set[bytes] = set()
+        for row, field in laid.keys:
+            fields = self._rows[row]
+            if fields[field][0] == sequence:
+                del fields[field]
+            if not fields:
+                del self._rows[row]
+                free.add(row)
+        return free

@@ -1,0 +1,184 @@
+"""Publishing what was held back: a verb runs on the store as it is by now, and is ticked off.
+
+The commit that applies an entry moves the marks of its domains in the journal's row, so an entry is
+applied once, whoever replays the journal and however often. An entry that no longer fits what
+others have done meanwhile is decided here: what they did stands, and no data go that nobody has
+deleted.
+
+Entries of one domain whose turn it is are published in one commit where they can be: each sees what
+those before it do (`fsmeta/txn/batch`), and the marks move behind the last of them. So all of them
+happen or none does. Who does not go with the others is published by itself.
+
+`Publisher` in fsclient calls these.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import Final, TypeAlias
+
+from fsmeta.errors import Conflict, Unavailable
+from fsmeta.ops.data import segments
+from fsmeta.ops.names.create import create
+from fsmeta.schema import keys
+from fsmeta.schema.journal import (
+    HOLDER_FIELD,
+    Holder,
+    is_mark,
+    journal_row,
+    mark_field,
+    pack_holder,
+)
+from fsmeta.store.contract import ADD, SHIFT
+from fsmeta.txn.batch import Together
+from fsmeta.txn.txn import Txn
+from fsmeta.types import NAME_MAX, ROOT_INO, FileType, Ino
+from fsmeta.writeback.log_entry import EVERY, VERBS, Entry, Rules
+
+LOST_AND_FOUND: Final = b"lost+found"
+Charging: TypeAlias = Callable[[], Rules]  # of today
+CAREFUL: Final = 16  # entries after a conflict: each may cost a request
+
+
+def publish(
+    txn: Txn, journal: int, entry: Entry, charging: Charging, is_last: bool = False
+) -> bool:
+    """Run an entry's verb; False where that had been done before.
+
+    `is_last`: nobody else will come to list the segment that it moved to.
+    Raises: OSError where it does not fit any more, ENOENT where a name leads elsewhere by now;
+    Voided where the segment is not ours any more.
+    """
+    if is_published(txn, journal, entry):
+        return False
+    for guard in entry.guards:
+        if txn.get(guard.row, guard.name) != guard.dentry:
+            raise OSError(errno.ENOENT, "the name leads elsewhere by now")
+    VERBS[entry.name](txn, entry.env(charging()), *entry.verb_args)
+    if entry.moved is not None:
+        segments.join(txn, entry.moved.segment, entry.args[0], is_last)
+    _lift_limits(txn)
+    _mark(txn, journal, entry)
+    return True
+
+
+def attempts(most: int) -> Iterator[int]:
+    """How many entries to publish together, for the attempts of one `publish_run`."""
+    return chain((most, min(most, CAREFUL)), repeat(1))
+
+
+def publish_run(
+    txn: Txn,
+    together: Callable[[Txn], Together],
+    journal: int,
+    entries: Sequence[Entry],
+    lasts: Sequence[bool],
+    charging: Charging,
+    most_at: Iterator[int],
+) -> list[bool]:
+    """`publish` the first of `entries`, and with it as many of those behind it as go together.
+
+    `lasts` are their `is_last`, `most_at` is of `attempts`. Who has no place in the commit ends it,
+    and is the first of the next one. After a conflict, when nothing is supposed any more, they are
+    few, and then one.
+    Raises: as `publish`, about the first.
+    """
+    done: list[bool] = []
+    most = next(most_at)
+    if most > 1:
+        many = together(txn)
+        for entry, is_last in zip(entries[:most], lasts, strict=False):
+            step = many.step()
+            try:
+                answer = publish(step, journal, entry, charging, is_last)
+                many.take(step)
+            except (Conflict, Unavailable):
+                raise
+            except Exception:  # noqa: BLE001  (alone its reads are proven)
+                break
+            done.append(answer)
+        many.finish()
+    return done or [publish(txn, journal, entries[0], charging, lasts[0])]
+
+
+def is_published(txn: Txn, journal: int, entry: Entry) -> bool:
+    """Whether the store has an entry."""
+    row = journal_row(journal)
+    marks = txn.get_many([(row, mark_field(domain)) for domain in sorted(entry.domains)])
+    return all(mark is not None and keys.id_of(mark) >= entry.sequence for mark in marks)
+
+
+def _lift_limits(txn: Txn) -> None:
+    """What was accepted is not refused later."""
+    for at, write in enumerate(txn.writes):
+        if write[0] in (ADD, SHIFT):
+            limit_at = 4 if write[0] == ADD else 5
+            txn.writes[at] = (*write[:limit_at], b"0", *write[limit_at + 1 :])
+
+
+def _mark(txn: Txn, journal: int, entry: Entry) -> None:
+    row = journal_row(journal)
+    for domain in entry.domains:
+        txn.put(row, mark_field(domain), keys.pack_u64(entry.sequence))
+
+
+def leave_out(txn: Txn, journal: int, entry: Entry) -> None:
+    """Tick an entry off without doing it: what others did stands."""
+    if not is_published(txn, journal, entry):
+        _mark(txn, journal, entry)
+
+
+def keeps_data(entry: Entry) -> bool:
+    """Whether leaving an entry out would lose a file's data."""
+    return entry.name == "create" and FileType.of_mode(entry.args[2].mode) is not FileType.DIR
+
+
+def rescue(txn: Txn, journal: int, entry: Entry, lost: Ino, charging: Charging) -> None:
+    """Make the file of an entry in directory `lost`, under its name and number."""
+    if is_published(txn, journal, entry):
+        return
+    _, name, node = entry.args
+    create(txn, entry.env(charging()), lost, rescued_name(name, node.ino), node)
+    _lift_limits(txn)
+    _mark(txn, journal, entry)
+
+
+def rescued_name(name: bytes, ino: Ino) -> bytes:
+    """What a file is called in LOST_AND_FOUND."""
+    suffix = b".%d" % ino
+    return name[: NAME_MAX - len(suffix)] + suffix
+
+
+def lost_and_found(txn: Txn) -> Ino:
+    """The directory for what lost its place. Raises: ENOENT, ENOTDIR."""
+    row = keys.dir_row(ROOT_INO)
+    dentry = txn.get(row, LOST_AND_FOUND)
+    if dentry is None:
+        raise OSError(errno.ENOENT, "/lost+found is not published yet")
+    kind, ino = keys.unpack_dentry(row, LOST_AND_FOUND, dentry)
+    if kind is not FileType.DIR:
+        raise OSError(errno.ENOTDIR, "/lost+found is no directory: move it away")
+    return ino
+
+
+def announce(txn: Txn, journal: int, holder: Holder) -> None:
+    """Say whose a journal is: from now on gc knows that somebody may publish from it."""
+    txn.put(journal_row(journal), HOLDER_FIELD, pack_holder(holder))
+
+
+def abandon(txn: Txn, journal: int) -> None:
+    """No client will take up a journal. Its marks stay: if it is found, what is published stays so.
+
+    One mark stays at least: a journal without a row is one that was drained.
+    """
+    row = journal_row(journal)
+    if not any(is_mark(field) for field in txn.get_row(row)):
+        txn.put(row, mark_field(EVERY), keys.pack_u64(0))
+    txn.delete(row, HOLDER_FIELD)
+
+
+def forget_journal(txn: Txn, journal: int) -> None:
+    """A journal is empty and gone: nobody will ask for its marks."""
+    txn.delete_row(journal_row(journal))

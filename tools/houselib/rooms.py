@@ -1,0 +1,96 @@
+"""The rooms: each folder of the product, its rank, and how many files it may hold.
+
+A module imports its own folder and folders of a lower rank; folders of equal rank do not see each
+other. Called by `tools/house.py`; docs/ARCHITECTURE.md shows the same table to readers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Final
+
+from tools.houselib.imports import imports_of
+from tools.houselib.tree import Finding, Source
+
+FILES_MAX: Final = 15  # more than that, and nobody reads the list of a folder
+ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "fsmeta": (
+        ("", "ops"),
+        ("store",),
+        ("store/redis", "store/tikv", "schema"),
+        ("txn",),
+        ("rules",),
+        ("ops/data", "ops/sessions"),
+        ("ops/names",),
+        ("ops/trees",),
+        ("meta",),
+        ("admin",),
+        ("check", "writeback"),
+    ),
+    "fsdata": (
+        ("",),
+        ("resources", "objects"),
+        ("objects/s3", "objects/rados", "format"),
+        ("disk_cache", "staging"),
+        ("blocks",),
+        ("files",),
+    ),
+    "fsclient": (
+        ("", "fuse"),
+        ("kernel", "volume"),
+        ("files", "fuse/wire"),
+        ("fuse/dispatch", "background"),
+        ("fuse/mount", "writeback"),
+        ("fuse/session", "control"),
+        ("vfs", "upkeep"),
+        ("mount",),
+        ("cli/options",),
+        ("cli/volume", "cli/mount"),
+        ("cli/upkeep",),
+        ("cli",),
+    ),
+}
+RANKS: Mapping[str, int] = {
+    f"{top}/{folder}".rstrip("/"): rank
+    for top, ranks in ROOMS.items()
+    for rank, folders in enumerate(ranks)
+    for folder in folders
+}
+
+
+def check_rooms(sources: Iterable[Source], modules: frozenset[str]) -> Iterator[Finding]:
+    """Folders without a rank, folders that are too full, and imports upward or sideways."""
+    packages = {source.module for source in sources if source.is_package}
+    counts = Counter(_folder(source.path) for source in sources if source.top in ROOMS)
+    for folder, count in sorted(counts.items()):
+        if folder not in RANKS:
+            message = "has no rank; give it one in tools/houselib/rooms.py and docs/ARCHITECTURE.md"
+            yield Finding(folder, 1, "room", message)
+        if count > FILES_MAX:
+            message = f"holds {count} files, at most {FILES_MAX}; split it by subject"
+            yield Finding(folder, 1, "room", message)
+    for source in sources:
+        if _folder(source.path) in RANKS:
+            yield from _upward(source, modules, packages)
+
+
+def _upward(source: Source, modules: frozenset[str], packages: Iterable[str]) -> Iterator[Finding]:
+    own = _folder(source.path)
+    for imported in imports_of(source, modules):
+        target = imported.target
+        if target.split(".")[0] != source.top or target not in modules:
+            continue
+        folder = target if target in packages else target.rpartition(".")[0]
+        folder = folder.replace(".", "/")
+        if folder != own and folder in RANKS and RANKS[folder] >= RANKS[own]:
+            message = (
+                f"{own} (rank {RANKS[own]}) may not import {target} (rank {RANKS[folder]}); "
+                "move the code down, or pass what it needs as an argument"
+            )
+            yield Finding(source.path, imported.line, "room", message)
+
+
+def _folder(path: str) -> str:
+    return str(PurePosixPath(path).parent)
