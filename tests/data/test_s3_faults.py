@@ -274,7 +274,7 @@ def test_a_listing_goes_on_where_it_broke_off(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every other page fails, and yet no page is asked for twice in vain."""
-    monkeypatch.setattr("fsdata.obj_s3.PAGE_KEYS", 5)
+    monkeypatch.setattr("fsdata.objects.s3.s3.PAGE_KEYS", 5)
     keys = [f"k{n:02}" for n in range(33)]
     for key in keys:
         world.direct.put(key, (b"v",))

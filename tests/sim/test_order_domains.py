@@ -37,7 +37,7 @@ LOOK_S: Final = 0.05
 DATA: Final = Faults(latency_s=0.05, slow=0.1, slow_s=1.0, refused=0, reply_lost=0, request_lost=0)
 WAITS: Final = (
     "^WARNING fs(data.obj_staged|client.publisher): .*wait|"
-    "^WARNING fsclient.leadership: session .* has not been heard of"
+    "^WARNING fsclient.background.leadership: session .* has not been heard of"
 )
 
 
