@@ -28,7 +28,7 @@ from tests.posix.inproc import RUNTIME, Connect, memory, sqlite
 from tests.posix.volumes import PATIENCE_S
 from tests.sim.posix import File, Posix
 
-SETTLE_S = 60.0
+SETTLE_S = 120.0
 
 
 class Gate(MemObjects):
