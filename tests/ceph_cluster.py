@@ -37,7 +37,7 @@ from fsmeta.errors import ConfigError
 from tests.redis_server import free_port
 
 START_S: Final = 60.0
-STOP_S: Final = 20.0
+STOP_S: Final = 60.0
 ACCESS_KEY: Final = "slicefs-test"
 SECRET_KEY: Final = "secret-of-the-tests"  # with no `/`: it is looked for in logs and arguments
 SOCKET_PATH_BYTES: Final = 107  # sun_path, unix(7)
@@ -335,7 +335,7 @@ class CephCluster:
         self._wait("rgw", "radosgw does not answer", self._answers)
 
     def _answers(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.s3_port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.s3_port, timeout=60)
         try:
             connection.request("GET", "/")
             return connection.getresponse().status == 200

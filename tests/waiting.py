@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-SOON_S: Final = 20.0  # by then any news has come; only a failure takes longer
+SOON_S: Final = 60.0  # by then any news has come; only a failure takes longer
 
 
 def wait_until(true: Callable[[], Any], seconds: float = SOON_S) -> None:

@@ -23,7 +23,8 @@ open(2) promises more than SHORT_S: what is believed without a promise is noted 
 and where an open finds another one the kernel is told before open returns (`opened`).
 
 Threading: grants take no lock (each step on the leases is atomic); the notifier thread takes leases
-and holds nothing while it talks to the kernel.
+and holds nothing while it talks to the kernel. Names are told by threads of `NameNotices`, which a
+directory's lock may stop; in a directory where that happens the kernel gets SHORT_S.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from fsclient.kernel.contract import Entry, Notifier, Stat
 from fsclient.kernel.later import Later, Take
+from fsclient.kernel.name_notices import NameNotices
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.schema import keys
@@ -66,7 +69,7 @@ class _Again(NamedTuple):
     """What the kernel is to be told once more."""
 
     when: float
-    leases: list[_Lease]
+    leases: Sequence[_Lease]
     before: frozenset[int]  # requests that may be answered with what has ended
     told: bool = False  # a second time; only those answers are waited for
 
@@ -95,7 +98,9 @@ class Coherence:
         self._notifier: Notifier | None = None
         self._under_way: Callable[[], Collection[int]] = frozenset
         self._thread: Thread | None = None
-        self.notifications = 0  # written by the notifier thread only
+        self._again: deque[_Again] = deque()  # the next first; guarded by _cond
+        self._name_notices = NameNotices(runtime, self._tell_name, self._forget_names)
+        self.notifications = 0  # about: threads may miss each other's
         meta.on_change(self._changed)
 
     def start(
@@ -113,6 +118,7 @@ class Coherence:
             self._cond.notify()
         if self._thread is not None:
             self._thread.join()
+        self._name_notices.stop()
 
     # --- grants ----------------------------------------------------------------------------------
 
@@ -177,7 +183,8 @@ class Coherence:
             if name not in names:
                 self._name_count += 1
                 names.add(name)
-            ttl = LONG_S if self._meta.vouches_names(parent) else otherwise
+            long = self._meta.vouches_names(parent) and not self._name_notices.is_slow(parent)
+            ttl = LONG_S if long else otherwise
             if self._names.get(parent) is names:
                 return ttl
 
@@ -193,7 +200,8 @@ class Coherence:
             names.update([name for name, _ in found])
             inodes.update(inos)
             self._name_count += len(names) - before
-            name_ttl = LONG_S if self._meta.vouches_names(parent) else SHORT_S
+            slow = self._name_notices.is_slow(parent)
+            name_ttl = LONG_S if self._meta.vouches_names(parent) and not slow else SHORT_S
             if self._busy.has_dir(parent):
                 name_ttl = BELIEVED_S
             long = self._meta.vouched_inodes(inos)
@@ -325,14 +333,15 @@ class Coherence:
             self._cond.notify()
 
     def _run(self) -> None:
-        again: deque[_Again] = deque()  # the next first
         while True:
+            look_s = self._name_notices.look()
             with self._cond:
                 while not (self._queue or self._stale_pages or self._drops or self._stopped):
-                    left = again[0].when - self._runtime.monotonic() if again else None
+                    left = self._left_s()
                     if left is not None and left <= 0:
                         break
-                    self._cond.wait(left)
+                    if not self._cond.wait(look_s if left is None else min(left, look_s or left)):
+                        break
                 if self._stopped:
                     return
                 batch = list(self._queue)
@@ -340,24 +349,73 @@ class Coherence:
                 pages, self._stale_pages = self._stale_pages, set()
                 drops, self._drops = self._drops, deque()
             self._drop(drops)
-            while again and again[0].when <= self._runtime.monotonic():
-                self._repeat(again)
+            while (due := self._due()) is not None:
+                self._repeat(due)
             ended = [self._end(rows) for rows in batch]
             before = frozenset(self._under_way())
             self._tell((ino, None) for each in ended for ino in each.inodes)
             self._tell((ino, None) for ino in pages)
-            if twice := [lease for each in ended for lease in each.twice]:
-                self._tell(twice)
-                again.append(_Again(self._runtime.monotonic() + AGAIN_AFTER_S, twice, before))
+            for each in ended:
+                self._tell_twice(each.twice, before)
 
-    def _repeat(self, again: deque[_Again]) -> None:
-        """Tell the first of them, unless it waits for answers, for which it goes on waiting."""
-        _, leases, before, told = again.popleft()
-        left = before.intersection(self._under_way()) if len(again) < AGAIN_MAX else frozenset()
+    def _left_s(self) -> float | None:
+        """How long until something is to be told once more; `_cond` is held."""
+        return self._again[0].when - self._runtime.monotonic() if self._again else None
+
+    def _due(self) -> _Again | None:
+        """What is to be told once more, now."""
+        with self._cond:
+            left = self._left_s()
+            return self._again.popleft() if left is not None and left <= 0 else None
+
+    def _tell_twice(self, leases: Sequence[_Lease], before: frozenset[int]) -> None:
+        """Tell of names and listings, and have that done again."""
+
+        def later(told: Sequence[_Lease]) -> None:
+            with self._cond:
+                when = self._runtime.monotonic() + AGAIN_AFTER_S
+                self._again.append(_Again(when, told, before))
+                self._cond.notify()
+
+        self._tell_names(leases, later)
+
+    def _repeat(self, due: _Again) -> None:
+        """Tell once more, unless it waits for answers, for which it goes on waiting."""
+        _, leases, before, told = due
+        left = frozenset(before.intersection(self._under_way()))
+        if len(self._again) >= AGAIN_MAX:
+            left = frozenset()
+
+        def later(these: Sequence[_Lease]) -> None:
+            if left:
+                with self._cond:
+                    when = self._runtime.monotonic() + AGAIN_AFTER_S
+                    self._again.append(_Again(when, these, left, told=True))
+                    self._cond.notify()
+
         if not told or not left:
-            self._tell(leases)
-        if left:
-            again.append(_Again(self._runtime.monotonic() + AGAIN_AFTER_S, leases, left, told=True))
+            self._tell_names(leases, later)
+        else:
+            later(leases)
+
+    def _tell_names(
+        self, leases: Sequence[_Lease], then: Callable[[Sequence[_Lease]], None]
+    ) -> None:
+        """Tell of listings, and have the names of each directory told; `then` gets what was."""
+        names: dict[Ino, list[bytes]] = {}
+        listings: dict[_Lease, None] = {}
+        for lease in leases:
+            if lease[1] is None:
+                listings[lease] = None
+            else:
+                names.setdefault(lease[0], []).append(lease[1])
+        self._tell(listings)
+        if alone := [lease for lease in listings if lease[0] not in names]:
+            then(alone)
+        for parent, those in names.items():
+            told: list[_Lease] = [(parent, None)] if (parent, None) in listings else []
+            told += [(parent, name) for name in those]
+            self._name_notices.submit(parent, those, partial(then, told))
 
     def _drop(self, drops: Iterable[tuple[_Then, _Then]]) -> None:
         for tell, then in drops:
@@ -379,14 +437,22 @@ class Coherence:
             return ended._replace(twice=[lease for lease in ended.twice if lease[1] is None])
         return ended
 
-    def _tell(self, leases: Iterable[_Lease]) -> None:
+    def _tell(self, inodes: Iterable[_Lease]) -> None:
         assert self._notifier is not None
-        for ino, name in leases:
+        for ino, _ in inodes:
             self.notifications += 1
-            if name is None:
-                self._notifier.inval_inode(ino)
-            else:
-                self._notifier.inval_entry(ino, name)
+            self._notifier.inval_inode(ino)
+
+    def _tell_name(self, parent: Ino, name: bytes) -> None:
+        """From a thread that the directory's lock may stop."""
+        assert self._notifier is not None
+        self.notifications += 1
+        self._notifier.inval_entry(parent, name)
+
+    def _forget_names(self) -> None:
+        """The kernel hears of some names too late: it forgets all where one step does that."""
+        if self._notifier is not None:
+            self._notifier.inval_all()
 
     def _take(self, rows: Sequence[bytes] | None) -> _Ended:
         """The leases that `rows` end; all of them for None."""

@@ -25,6 +25,7 @@ from fsclient.mount.client import Client, ClientOptions
 from fsclient.mount.daemon import Teller, open_log
 from fsclient.mount.exit_status import LEFT, Testament, telling
 from fsclient.mount.gc_tuning import tune
+from fsclient.mount.log_lines import OneLine, dump_stacks
 from fsclient.mount.metrics import operation_numbers
 from fsclient.mount.process_limits import raise_limits
 from fsclient.volume.cache_options import CacheOptions
@@ -45,7 +46,6 @@ log = logging.getLogger(__name__)
 
 LEAVE_S: Final = 3.0  # how long the kernel may take to let a client go that is unmounted
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 
 class MountRequest(NamedTuple):
@@ -264,7 +264,7 @@ class Ending:
         told, tell = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(tell, False)
         signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
-        for number in _ENDING:
+        for number in (*_ENDING, signal.SIGUSR1):
             signal.signal(number, lambda _number, _frame: None)
         runtime.spawn("signals", partial(self._listen, told))
 
@@ -281,6 +281,8 @@ class Ending:
         if not self._session.wait(0):
             log.info("a second signal: not waiting for who still uses the mount")
             self._session.leave()
+        while True:  # what hangs now is of interest, too
+            _await_signal(told)
 
     def _end(self) -> None:
         try:
@@ -316,7 +318,8 @@ def _leave_holder(session: Session, info: kernel.MountInfo) -> None:
 
 def _await_signal(told: int) -> None:
     while (number := os.read(told, 1)[0]) not in _ENDING:
-        pass
+        if number == signal.SIGUSR1:
+            dump_stacks()
     log.info("%s: unmounting", signal.Signals(number).name)
 
 
@@ -344,9 +347,9 @@ def _start_log(request: MountRequest) -> None:
     if request.log_file is not None:
         stream = os.fdopen(open_log(request.log_file), "a")
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    handler.setFormatter(OneLine())
     faulthandler.enable(stream)
-    faulthandler.register(signal.SIGUSR1, stream)
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: dump_stacks())  # until there is `Ending`
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if request.debug else logging.INFO)

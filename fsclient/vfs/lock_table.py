@@ -8,7 +8,7 @@ except those that say that their caller has.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, TypeAlias
 
 from fsclient.files.open_files import OpenFile
@@ -172,10 +172,11 @@ class LockTable:
 
     # --- a session that was ended ----------------------------------------------------------------
 
-    def lose(self) -> tuple[list[Ino], int]:
+    def lose(self, released: Collection[tuple[Ino, Holder]] = ()) -> tuple[list[Ino], int]:
         """All that is held is lost: of which files, and how many owners that concerns.
 
-        Who has closed already, while the store was away, will not ask; what it wrote may be left.
+        An owner that has closed, or is in `released`, loses nothing: the end of the session is the
+        release that it waits for. What it wrote may be left, so its file is named.
         """
         count = 0
         inos: list[Ino] = []
@@ -184,8 +185,12 @@ class LockTable:
                 gone = {holder: set(each.handles) for holder, each in holders.items() if each.held}
                 if gone:
                     inos.append(ino)
-                    count += len(gone)
-                    asking = {holder: fhs for holder, fhs in gone.items() if fhs}
+                    asking = {
+                        holder: fhs
+                        for holder, fhs in gone.items()
+                        if fhs and (ino, holder) not in released
+                    }
+                    count += len(asking)
                     if asking:
                         self.lost.setdefault(ino, {}).update(asking)
                 for holder, holding in list(holders.items()):

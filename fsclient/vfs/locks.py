@@ -303,13 +303,18 @@ class FileLocks:
             owed = list(self._owed)
         for each in owed:
             holding = self._table.holding(each.ino, each.holder)
-            if holding is not None and holding.grants == each.grants:
+            if holding is not None and self._is_owed(each):
                 if not self._is_published(each.ino, holding, each.upto, 0.0):
                     continue
                 self._unlock(each.ino, each.holder, 0, LOCK_END)
             with self._cond:
                 if each in self._owed:  # not if it was lost meanwhile
                     self._owed.remove(each)
+
+    def _is_owed(self, debt: _Debt) -> bool:
+        """Whether the owner has locked nothing since it gave all up."""
+        holding = self._table.holding(debt.ino, debt.holder)
+        return holding is not None and holding.grants == debt.grants
 
     def _unlock(
         self, ino: Ino, holder: Holder, begin: int, end: int, file: OpenFile | None = None
@@ -424,7 +429,9 @@ class FileLocks:
 
         Before there is a new one: nothing that was written under a lock may be committed in it.
         """
-        inos, count = self._table.lose()
+        with self._cond:
+            released = {(each.ino, each.holder) for each in self._owed if self._is_owed(each)}
+        inos, count = self._table.lose(released)
         for ino in inos:
             self._mark(ino, void=True)
         if count:

@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol
 
 from fsdata.objects.contract import Buffer
-from fsdata.resources.private_paths import open_private
+from fsdata.resources.private_paths import open_folder, open_private, require_private
+from fsmeta.errors import ConfigError
 
 IOV_MAX = 1024  # linux/uio.h: buffers of one writev(2)
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -69,7 +70,10 @@ class CacheFiles(Protocol):
     def rename(self, path: str, target: str) -> None: ...
     def unlink(self, path: str) -> None: ...
     def make_directory(self, path: str) -> None:
-        """One that is there already is fine."""
+        """One that is there already is fine, if no other user may change it.
+
+        One that is below no other one that was made here is the directory of a cache.
+        """
 
     def list(self, path: str) -> list[Listed]:
         """The plain files of a directory; one that is not there has none."""
@@ -132,44 +136,87 @@ class OsFile:
 
 
 class OsFiles:
-    """Files of this machine. Only their owner may look into them."""
+    """Files of this machine. Only their owner may look into them.
+
+    A directory of a cache may be removed, and another user may put something in its place. So what
+    changes a directory goes through descriptors, from the cache's own directory down, of which
+    each is this user's alone, and none is a link.
+    """
+
+    _roots: tuple[str, ...] = ()  # the directories of caches
+
+    @contextmanager
+    def _folder(self, path: str) -> Iterator[int]:
+        """A descriptor of a directory. Raises: OSError, EPERM where it is not ours alone."""
+        root = next((each for each in self._roots if f"{path}/".startswith(f"{each}/")), path)
+        at = open_folder(root, 0)
+        try:
+            for name in path[len(root) :].split("/")[1:]:
+                inner = open_folder(name, os.O_NOFOLLOW, at)
+                os.close(at)
+                at = inner
+            yield at
+        finally:
+            os.close(at)
+
+    @contextmanager
+    def _place(self, path: str) -> Iterator[tuple[str, int]]:
+        """A file's name, and a descriptor of its directory."""
+        folder, _, name = path.rpartition("/")
+        with self._folder(folder) as at:
+            yield name, at
 
     def open(self, path: str, write: bool = False) -> CacheFile:
-        return OsFile(open_private(path, _FLAGS | (os.O_RDWR if write else os.O_RDONLY)))
+        if not write:  # what is read is judged by itself
+            return OsFile(open_private(path, _FLAGS | os.O_RDONLY))
+        with self._place(path) as (name, at):
+            return OsFile(open_private(name, _FLAGS | os.O_RDWR, dir_fd=at))
 
     def create(self, path: str, pieces: Sequence[Buffer]) -> CacheFile:
-        made = OsFile(os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        flags = _FLAGS | os.O_RDWR | os.O_CREAT | os.O_EXCL
+        with self._place(path) as (name, at):
+            made = OsFile(os.open(name, flags, 0o600, dir_fd=at))
         made.write(pieces, 0)
         return made
 
     def rename(self, path: str, target: str) -> None:
-        os.rename(path, target)
+        with self._place(path) as (name, at), self._place(target) as (new_name, new_at):
+            os.rename(name, new_name, src_dir_fd=at, dst_dir_fd=new_at)
 
     def unlink(self, path: str) -> None:
-        os.unlink(path)
+        with self._place(path) as (name, at):
+            os.unlink(name, dir_fd=at)
 
     def make_directory(self, path: str) -> None:
+        if not any(path.startswith(f"{root}/") for root in self._roots):
+            self._make_root(path)
+            return
+        with self._place(path) as (name, at):
+            try:
+                os.mkdir(name, 0o700, dir_fd=at)
+            except FileExistsError:
+                os.close(open_folder(name, os.O_NOFOLLOW, at))
+
+    def _make_root(self, path: str) -> None:
+        """Make the directory of a cache. Raises: OSError, EPERM where others may change it."""
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
             if not os.path.isdir(path):
                 raise
+        try:
+            require_private(path, "cache directory")
+        except ConfigError as error:
+            raise OSError(errno.EPERM, str(error), path) from error
+        if path not in self._roots:
+            self._roots = (*self._roots, path)
 
     def list(self, path: str) -> list[Listed]:
-        found: list[Listed] = []
         try:
-            entries = os.scandir(path)
+            with self._folder(path) as at:
+                return _plain_files(at)
         except FileNotFoundError:
-            return found
-        with entries:
-            for entry in entries:
-                try:
-                    what = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # another mount removed it
-                    continue
-                if entry.is_file(follow_symlinks=False):
-                    found.append(Listed(entry.name, what.st_blocks * _UNIT, what.st_mtime_ns))
-        return found
+            return []
 
     def space(self, path: str) -> Space:
         found = os.statvfs(path)
@@ -185,13 +232,28 @@ class OsFiles:
     @contextmanager
     def locked(self, path: str) -> Iterator[CacheFile]:
         # a description of its own, so that flock(2) keeps out threads of this process, too
-        fd = open_private(path, _FLAGS | os.O_RDWR | os.O_CREAT)
+        with self._place(path) as (name, at):
+            fd = open_private(name, _FLAGS | os.O_RDWR | os.O_CREAT, dir_fd=at)
         held = OsFile(fd)
         fcntl.flock(fd, fcntl.LOCK_EX)
         try:
             yield held
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _plain_files(at: int) -> list[Listed]:
+    """Those of the directory behind a descriptor."""
+    found: list[Listed] = []
+    with os.scandir(at) as entries:
+        for entry in entries:
+            try:
+                what = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # another mount removed it
+                continue
+            if entry.is_file(follow_symlinks=False):
+                found.append(Listed(entry.name, what.st_blocks * _UNIT, what.st_mtime_ns))
+    return found
 
 
 _CONFORMS: Callable[[], CacheFiles] = OsFiles

@@ -93,6 +93,19 @@ def open_private(path: str, flags: int, mode: int = 0o600, dir_fd: int | None = 
     return fd
 
 
+def open_folder(path: str, flags: int, dir_fd: int | None = None) -> int:
+    """A descriptor of a directory that is ours alone.
+
+    Raises: OSError, EPERM where other users own it or may write to it.
+    """
+    fd = os.open(path, flags | os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+        os.close(fd)
+        raise OSError(errno.EPERM, "it is no directory that is yours alone", path)
+    return fd
+
+
 def make_private(path: str) -> None:
     """Make a directory, and those above it, for this user alone. Raises: OSError."""
     above = os.path.dirname(os.path.abspath(path))

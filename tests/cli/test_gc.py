@@ -172,6 +172,7 @@ def test_gc_beside_clients_that_write(kind: str, request: pytest.FixtureRequest)
             deleted += found["deleted"]["objects"]
             runs += 1
         assert deleted >= 20 * runs, "all that was planted"
+        wait_until("both write", 60, lambda: first.is_at_work() and second.is_at_work())
         assert min(first.stop(), second.stop()) > 10
     for mount in mounts:
         mount.umount()

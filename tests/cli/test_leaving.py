@@ -26,8 +26,8 @@ for left in sys.argv[1:]:
 """
 ENDING = """
 import os, signal, threading, time
-from fsclient import serve
-from fsclient.fuse import mount as kernel
+from fsclient.mount import serve
+from fsclient.fuse.mount import mount as kernel
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 

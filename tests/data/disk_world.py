@@ -25,7 +25,7 @@ from tests.data.faults import FaultyObjects
 RUNTIME = SystemRuntime()
 MIB = 1 << 20
 BLOCK = MIB
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def pattern(size: int, seed: int = 1) -> bytes:

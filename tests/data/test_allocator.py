@@ -14,7 +14,7 @@ GLIBC = platform.libc_ver()[0] == "glibc"
 # four threads, one after the other, fill so many MiB and free them; none of them ends
 _TURNS = """
 import re, sys, threading
-from fsdata.allocator import keep_freed_memory
+from fsdata.resources.malloc import keep_freed_memory
 
 size = int(sys.argv[1])
 keep_freed_memory(size << 20)

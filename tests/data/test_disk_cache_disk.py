@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.data.disk_world import MIB, RUNTIME, cache_files, pattern, used_bytes
 from tests.processes import descriptors
 
 KIB = 1 << 10
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def open_disk(root: Path, **limits: float | str | int) -> Disk:
@@ -267,3 +269,62 @@ def test_volumes_do_not_share(tmp_path: Path) -> None:
     assert disks[0].place.id == disks[1].place.id
     assert disks[1].usage.seen == 0
     assert oct((tmp_path / "a").stat().st_mode) == "0o40700"
+
+
+@pytest.fixture
+def exchanged(tmp_path: Path) -> tuple[Disk, Path]:
+    """A disk whose directory another user has exchanged in a sticky place, and a victim's files.
+
+    The shard that the disk looks through for room is a link to those.
+    """
+    place = tmp_path / "shared"
+    place.mkdir()
+    place.chmod(0o1777)
+    disk = open_disk(place / "d", expire_s=60.0)
+    assert add(disk, 1)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "n1").write_bytes(b"precious")
+    os.utime(victim / "n1", (0, 0))
+    (place / "d").rename(tmp_path / "gone")
+    (place / "d/volume/tmp").mkdir(parents=True)
+    (place / "d/volume/007").symlink_to(victim)
+    return disk, victim
+
+
+@needs_root
+def test_what_another_user_puts_in_place_of_a_cache_is_not_used(
+    exchanged: tuple[Disk, Path],
+) -> None:
+    """Room was made, as root, in a directory of that user's choice."""
+    disk, victim = exchanged
+    root = Path(disk.place.root)
+    shutil.copy(root.parents[1] / "gone/volume/usage", root / "volume/usage")
+    for path in (root, *root.rglob("*")):
+        os.chown(path, 1001, 1001, follow_symlinks=False)
+    for act in (
+        lambda: disk.look_through(7, 1 << 20),
+        lambda: disk.drop("n1", 7),
+        lambda: add(disk, 1),
+        disk.place.restore,
+        disk.place.sweep_tmp,
+    ):
+        with pytest.raises(PermissionError):
+            act()
+    assert [path.name for path in victim.iterdir()] == ["n1"]
+    assert not (root / "disk-id").exists()
+
+
+@needs_root
+def test_a_link_in_a_cache_is_not_followed(exchanged: tuple[Disk, Path]) -> None:
+    """Directories of the owner's own: they are one disk, but for the link."""
+    disk, victim = exchanged
+    root = Path(disk.place.root)
+    shutil.copy(root.parents[1] / "gone/volume/usage", root / "volume/usage")
+    for path in (root, root / "volume", root / "volume/tmp"):
+        path.chmod(0o700)
+    with pytest.raises(NotADirectoryError):
+        disk.look_through(7, 1 << 20)
+    with pytest.raises(NotADirectoryError):
+        disk.place._files.unlink(f"{root}/volume/007/n1")
+    assert [path.name for path in victim.iterdir()] == ["n1"]

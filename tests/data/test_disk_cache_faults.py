@@ -53,7 +53,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=False, capture_output=True)
 
 
-def mount(path: Path, options: str = "size=16m") -> None:
+def mount(path: Path, options: str = "size=16m,mode=0700") -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], check=True)
 
 

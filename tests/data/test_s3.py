@@ -462,7 +462,8 @@ def test_tls_with_an_authority_of_one_s_own(ceph: CephCluster, tmp_path: Path) -
 
 
 def test_commands_that_need_no_s3_do_not_load_boto3() -> None:
-    text = "import sys, fsclient.client, fsclient.cli.format_cmd; print('boto3' in sys.modules)"
+    modules = "sys, fsclient.mount.client, fsclient.cli.volume.format"
+    text = f"import {modules}; print('boto3' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

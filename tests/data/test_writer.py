@@ -341,7 +341,7 @@ def test_idle_files_are_flushed() -> None:
     world.objects.fail("put", 2)
     writer = world.writer()
     put(writer, 0, b"lying about")
-    assert committed.wait(20)
+    assert committed.wait(60)
     with pytest.raises(Unavailable):
         writer.flush()
     writer.flush()

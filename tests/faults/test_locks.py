@@ -121,7 +121,7 @@ def test_500_waiters(volume: Volume) -> None:
     began = time.monotonic()
     fcntl.flock(first, fcntl.LOCK_UN)
     for thread in threads:
-        thread.join(120)
+        thread.join(200)
     took = time.monotonic() - began
     spent = sum(mount.numbers()["meta_round_trips_total"] for mount in (one, two)) - before
     os.close(first)

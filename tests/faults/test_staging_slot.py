@@ -23,7 +23,7 @@ RUNTIME = SystemRuntime()
 VOLUME = "volume"
 HOLDER = """
 import mmap, sys
-from fsclient.staging_slot import take_slot
+from fsclient.writeback.journal_dir import take_slot
 from fsmeta.runtime import SystemRuntime
 slot = take_slot(SystemRuntime(), sys.argv[1], "volume")
 memory = mmap.mmap(-1, int(sys.argv[2]), flags=mmap.MAP_PRIVATE | mmap.MAP_POPULATE)

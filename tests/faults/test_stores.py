@@ -244,12 +244,12 @@ def test_limits_of_a_mount(base: Path, ceph: CephCluster) -> None:
         mount = volume.mount("-o", "upload-limit=4MiB,download-limit=4MiB")
         begun = time.monotonic()
         (mount.path / "file").write_bytes(os.urandom(12 << 20))
-        assert 1.8 < time.monotonic() - begun < 60
+        assert time.monotonic() - begun > 1.8
         mount.umount()
         mount = volume.mount("--download-limit", "4MiB")
         begun = time.monotonic()
         assert len((mount.path / "file").read_bytes()) == 12 << 20
-        assert 1.8 < time.monotonic() - begun < 60
+        assert time.monotonic() - begun > 1.8
         volume.end()
     finally:
         volume.clean_up()

@@ -19,6 +19,7 @@ from fsmeta.schema import keys
 from fsmeta.txn import contended_dirs
 from fsmeta.types import ROOT_INO, Attr, Caller, Ino, SetAttr
 from tests.meta.engines import Engine
+from tests.waiting import wait_until
 
 KERNEL = Caller(1000, 1000, checked=True)
 ROOT = Caller(0, 0, checked=True)
@@ -145,10 +146,12 @@ def test_m6_a_directory_that_is_left_alone_is_watched_again(crowd: Crowd) -> Non
     assert one.vouches_names(crowd.dir)
     assert one.vouches_inode(crowd.dir)
     crowd.create(other, b"new")
-    for _ in range(100):
-        if not one.vouches_names(crowd.dir):
-            break
+
+    def is_told() -> bool:
         one.store.hear()
+        return not one.vouches_names(crowd.dir)
+
+    wait_until(is_told)
     assert crowd.look(one, b"new")
 
 

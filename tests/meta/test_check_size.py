@@ -16,9 +16,9 @@ GROWTH_BYTES_MAX = 6 << 20  # a record of 1 kB for each inode would be 25
 # the most that this program had in memory; `ru_maxrss` is at least what it was forked from had
 MEASURED = """
 import re, sys
-from fsmeta.check import Examination
+from fsmeta.check.check import Examination
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store_sqlite import SqliteStore
+from fsmeta.store.sqlite import SqliteStore
 
 store = SqliteStore(sys.argv[1], SystemRuntime(), False)
 with Examination(store, cache_bytes=1 << 20) as examination:

@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 
 SECRET = "hunter2-S3cr3t"
 ROW = b"trow"
-REFUSED_WITHIN_S = 10 * CONNECT_TIMEOUT_S
+REFUSED_WITHIN_S = 25 * CONNECT_TIMEOUT_S
 
 
 def _use(url: str, watch: bool = False) -> None:

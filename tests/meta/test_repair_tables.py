@@ -302,7 +302,7 @@ def test_a_row_that_is_there_stays() -> None:
 
 
 FULL = """
-from fsmeta.spill import Spill
+from fsmeta.check.spill_table import Spill
 spill = Spill("CREATE TABLE t(id INTEGER PRIMARY KEY, what)", 64 << 10)
 try:
     for number in range(100_000):

@@ -60,7 +60,7 @@ class Waiting(Supply):
 
     def take(self) -> int:
         self.asked.set()
-        assert self.told.wait(20)
+        assert self.told.wait(60)
         return super().take()
 
 
@@ -69,7 +69,7 @@ def test_what_is_held_back_is_told_while_an_id_is_taken() -> None:
     ids = SliceIds(RUNTIME, supply)
     taking = threading.Thread(target=ids.take)
     taking.start()
-    assert supply.asked.wait(20)
+    assert supply.asked.wait(60)
     ids.keep([7], True)  # by a store that answers nobody meanwhile
     supply.told.set()
     taking.join()

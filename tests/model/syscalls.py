@@ -26,7 +26,7 @@ _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100
 FS_IOC_GETFLAGS = 0x80086601  # linux/fs.h
 FS_IOC_SETFLAGS = 0x40086602
-CTIME_S = 1.0  # a FUSE kernel is told of it a moment after the ioctl, whose answer has no room
+CTIME_S = 20.0  # a FUSE kernel is told of it a moment after the ioctl, whose answer has no room
 
 
 class _Timespec(ctypes.Structure):

@@ -311,7 +311,7 @@ def test_who_waits_may_die(pair: Pair) -> None:
     waiting = two.starts("posix", b, "w", 0, 0, 0, True)
     assert pair.wait(waiting)
     two.popen.send_signal(signal.SIGKILL)
-    assert two.popen.wait(20) == -signal.SIGKILL
+    assert two.popen.wait(60) == -signal.SIGKILL
     other = one.opens("file", RW)
     assert one.posix(other, "w") is None
     assert one.posix(other, "u") is None

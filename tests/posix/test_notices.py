@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from fsclient.kernel import cache_leases as coherence_module
-from fsclient.kernel.cache_leases import AGAIN_AFTER_S, Coherence
+from fsclient.kernel.cache_leases import AGAIN_AFTER_S, LONG_S, SHORT_S, Coherence
 from fsclient.kernel.contract import Notifier
 from fsmeta.schema import keys
+from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.posix.inproc import RUNTIME, memory, meta_only
 from tests.waiting import wait_until
@@ -109,3 +111,66 @@ def test_news_do_not_wait_for_the_repetition_of_others(
         coherence._changed([keys.dir_row(Ino(number))])
         wait_until(lambda: ("inode", Ino(number)) in told.seen)  # noqa: B023
     assert told.seen == [("inode", Ino(number)) for number in range(1, 4)]
+
+
+class Stuck(Told):
+    """A kernel in which programs hold the locks of directories."""
+
+    def __init__(self, *held: Ino) -> None:
+        super().__init__()
+        self.held = set(held)
+        self.free = threading.Event()
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        if parent in self.held:
+            assert self.free.wait(200)
+        super().inval_entry(parent, name)
+
+
+def test_p6_a_directory_whose_lock_is_held_stops_no_other_news() -> None:
+    """getdents(2) into a buffer that does not take it: the kernel heard of nothing any more."""
+    held, others = [Ino(number) for number in range(10, 13)], [Ino(20), Ino(21)]
+    told = Stuck(*held)
+    with meta_only(memory()) as fs:
+        coherence = Coherence(fs.meta, RUNTIME)
+        coherence.start(told)
+        try:
+            for ino in (*held, *others):
+                coherence.entry(ino, b"name", fs.meta.getattr(ROOT_CALLER, ROOT_INO))
+            coherence._changed([keys.dir_row(ino) for ino in held])
+            coherence._changed([keys.dir_row(ino) for ino in others])
+            for ino in others:
+                wait_until(lambda: told.seen.count(("entry", ino, b"name")) == 2)  # noqa: B023
+            for ino in held:
+                wait_until(lambda: coherence._name_notices.is_slow(ino))  # noqa: B023
+                assert ("entry", ino, b"name") not in told.seen
+            wait_until(lambda: not coherence._name_notices.is_slow(others[0]))
+            told.free.set()
+            for ino in held:
+                wait_until(lambda: told.seen.count(("entry", ino, b"name")) == 2)  # noqa: B023
+                wait_until(lambda: not coherence._name_notices.is_slow(ino))  # noqa: B023
+        finally:
+            told.free.set()
+            coherence.stop()
+
+
+def test_p6_no_name_is_believed_for_long_where_the_kernel_hears_late() -> None:
+    backend = MemBackend(RUNTIME)
+    with meta_only(lambda: MemStore(backend, tracked=True)) as fs:
+        coherence, told = Coherence(fs.meta, RUNTIME), Stuck(ROOT_INO)
+        coherence.start(told)
+        try:
+            attr = fs.meta.getattr(ROOT_CALLER, ROOT_INO)
+            with pytest.raises(FileNotFoundError):
+                fs.meta.lookup(ROOT_CALLER, ROOT_INO, b"name")
+            assert coherence.entry(ROOT_INO, b"name", attr).entry_ttl == LONG_S
+            coherence._changed([keys.dir_row(ROOT_INO)])
+            wait_until(lambda: coherence._name_notices.is_slow(ROOT_INO))
+            assert coherence.entry(ROOT_INO, b"name", attr).entry_ttl == SHORT_S
+            assert coherence.absent(ROOT_INO, b"none") is None
+            told.free.set()
+            wait_until(lambda: not coherence._name_notices.is_slow(ROOT_INO))
+            assert coherence.entry(ROOT_INO, b"name", attr).entry_ttl == LONG_S
+        finally:
+            told.free.set()
+            coherence.stop()

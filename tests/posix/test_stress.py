@@ -79,6 +79,23 @@ def test_p1_fsx_with_little_memory(
             fsx.check()
 
 
+def _differences(first: Path, second: Path) -> list[str]:
+    """What two mounts show of one tree, where they differ; or why it can't be read.
+
+    A kernel may believe for a second what has changed since, if that is all.
+    """
+    try:
+        views = [tree(str(root)) for root in (first, second)]
+    except (AssertionError, FileNotFoundError) as error:
+        return [f"{type(error).__name__}: {error}"]
+    names = sorted({name for view in views for name in view})
+    return [
+        f"{name}: {views[0].get(name)} on the first, {views[1].get(name)} on the second"
+        for name in names
+        if views[0].get(name) != views[1].get(name)
+    ]
+
+
 def _stress(twins: Twins, seed: int, count: int) -> None:
     name = f"p1-names-{seed}"
     (twins.first / name).mkdir()
@@ -98,21 +115,9 @@ def _stress(twins: Twins, seed: int, count: int) -> None:
     assert all("'held'" in text for text in said), said
     assert any("'rename'" in text for text in said), said  # one has 1 to 8 on tmpfs
 
-    differ = ["not looked at yet"]
-
-    def agree() -> bool:
-        """A kernel may believe for a second what has changed since, if that is all."""
-        try:
-            first, second = (tree(str(root / name)) for root in (twins.first, twins.second))
-        except (AssertionError, FileNotFoundError) as error:
-            differ[:] = [str(error)]
-        else:
-            differ[:] = [each for each in first | second if first.get(each) != second.get(each)]
-        return not differ
-
     deadline = time.monotonic() + SOON_S
-    while not agree():
-        assert time.monotonic() < deadline, differ
+    while differ := _differences(twins.first / name, twins.second / name):
+        assert time.monotonic() < deadline, "the mounts differ:\n" + "\n".join(differ)
         time.sleep(0.2)
     subprocess.run(["rm", "-r", twins.first / name], check=True)
 
