@@ -49,7 +49,7 @@ TROUBLE = (
     "^ERROR fsclient.files.write_errors: inode .* data written and not stored is lost: "
 )
 LOST = (  # with the power
-    "^ERROR fs(data.obj_staged|client.publisher|client.writeback): .*(is|are) lost"
+    r"^ERROR fs(data.staging|client.writeback)\S*: .*(is|are) lost"
 )
 PULLED = "^WARNING fs.*: staging (disk|journal): .*(disk is gone|could not be synced)"
 
