@@ -8,6 +8,7 @@ what the kernel has allowed. `Cloner` asks for groups, too. Any thread.
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from typing import Final
 
@@ -63,14 +64,23 @@ def groups_of(pid: int) -> frozenset[int] | None:
 def overruling(caller: Caller, error: OSError) -> Caller:
     """Whom `caller` is to be taken for where the sticky bit forbids what its kernel has allowed.
 
-    Raises: `error` where it was for another reason, and for who has no CAP_FOWNER.
+    Raises: `error` where it was for another reason, and for a caller without CAP_FOWNER. One that
+    a process has in a user namespace of its own is none: any user can make such a namespace.
     """
     if error.errno != errno.ESTALE or not caller.checked or caller.uid == 0:
         raise error
     words = _status(caller.pid, b"CapEff:")
-    if words is None or not int(words[0], 16) & _CAP_FOWNER:
+    if words is None or not int(words[0], 16) & _CAP_FOWNER or not _is_in_our_users(caller.pid):
         raise error
     return caller._replace(uid=0)
+
+
+def _is_in_our_users(pid: int) -> bool:
+    """Whether a thread is in the user namespace of this process, which is that of the mount."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/user") == os.readlink("/proc/self/ns/user")
+    except OSError:  # it is another user's: this process is not root, and can't tell
+        return False
 
 
 def _status(pid: int, name: bytes) -> list[bytes] | None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from fsmeta.errors import ConfigError, StoreError, StoreFull, Unavailable
+from fsmeta.errors import ConfigError, Rewound, StoreError, StoreFull, Unavailable
 from fsmeta.runtime import Runtime
 from fsmeta.store.apply import apply_commit
 from fsmeta.store.contract import (
@@ -80,12 +80,13 @@ class SqliteStore:
     def __init__(self, path: str, runtime: Runtime, create: bool = False) -> None:
         """Raises: ConfigError where there is no such file (unless `create`) or it is not ours."""
         self._runtime = runtime
-        self._path = path
+        self._path = os.path.abspath(path)
         self._lock = runtime.lock()
         self._closed = False  # guarded by _lock
         self.round_trips = 0  # guarded by _lock
         try:
             self._db = _open(path, create)
+            self._file = _file_of(self._path)
         except sqlite3.Error as error:
             raise ConfigError(
                 f"can't open metadata file {path}: {error}; check the path and its permissions"
@@ -102,6 +103,14 @@ class SqliteStore:
                 yield self._db
             except sqlite3.Error as error:
                 raise _translate(error) from error
+
+    def _require_file(self) -> None:
+        """What is written goes to the file that others open. Raises: Rewound."""
+        if _file_of(self._path) != self._file:
+            raise Rewound(
+                f"sqlite: {self._path} was replaced or removed under this mount,"
+                " which writes nothing any more"
+            )
 
     def read(self, keys: Sequence[Key], busy: Collection[bytes] = ()) -> list[bytes | None]:
         del busy  # nothing is watched
@@ -173,6 +182,8 @@ class SqliteStore:
         return RowPage(rows, rows[-1] + b"\0" if len(rows) == limit else None)
 
     def commit(self, commit: Commit) -> None:
+        if commit.writes:
+            self._require_file()
         with self._using() as db:
             db.execute("BEGIN IMMEDIATE" if commit.writes else "BEGIN")
             try:
@@ -198,6 +209,7 @@ class SqliteStore:
     def sync(self) -> None:
         """Write the log to disk: a commit with synchronous=FULL takes all earlier ones along."""
         self._runtime.will_wait()
+        self._require_file()
         with self._using() as db:
             db.execute("PRAGMA synchronous = FULL")
             try:
@@ -229,6 +241,17 @@ class SqliteStore:
             if not self._closed:
                 self._closed = True
                 self._db.close()
+
+
+def _file_of(path: str) -> tuple[int, int] | None:
+    """Which file is there; None where there is none. Raises: Unavailable."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Unavailable(f"sqlite: {error}") from error
+    return found.st_dev, found.st_ino
 
 
 def _open(path: str, create: bool) -> sqlite3.Connection:

@@ -79,6 +79,21 @@ def test_p1_capabilities_overrule_the_sticky_bit(
         client.vfs.unlink(capable, directory, b"theirs")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_p1_capabilities_in_a_namespace_of_its_own_overrule_nothing(client: Client) -> None:
+    """Any user could make one, and there remove what others had in a sticky directory."""
+    directory = _shared(client)
+    words = ["unshare", "--user", "--map-root-user", "sh", "-c", "echo ready; read line"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            pytest.skip("this machine makes no user namespaces")
+        with pytest.raises(OSError, match="sticky"):
+            client.vfs.unlink(KERNEL._replace(pid=process.pid), directory, b"theirs")
+        process.communicate(b"end\n", timeout=60)
+    client.vfs.unlink(KERNEL._replace(pid=os.getpid()), directory, b"theirs")
+
+
 _PROGRAM = """
 import os, sys
 os.setgroups([]); os.setgid(1001); os.setuid(1001)
