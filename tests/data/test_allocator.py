@@ -39,7 +39,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 
 def test_glibc_takes_the_settings() -> None:
     code = (
-        "import platform; from fsdata.allocator import keep_freed_memory; "
+        "import platform; from fsdata.resources.malloc import keep_freed_memory; "
         "assert keep_freed_memory(300 << 20) == (platform.libc_ver()[0] == 'glibc')"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

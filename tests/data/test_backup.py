@@ -195,7 +195,7 @@ def test_one_that_failed_counts_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backup, "PART_BYTES", 150)
-    log_watch.expect("WARNING fsclient.backup: backup of the metadata failed")
+    log_watch.expect("WARNING fsclient.background.backup: backup of the metadata failed")
     clock = Clock()
     objects = Objects(clock)
     job = _job(leader, objects, clock, HOUR)

@@ -408,7 +408,7 @@ def test_o4_blocks_that_could_not_be_synced_are_stored_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_watch: LogWatch, locked: bool
 ) -> None:
     log_watch.expect(
-        "^WARNING fsdata.blocks: [12] blocks are stored anew, one could not be synced: "
+        "^WARNING fsdata.blocks.blocks: [12] blocks are stored anew, one could not be synced: "
     )
     world = World(locked=locked)
     files = FileObjects(RUNTIME, str(tmp_path))

@@ -296,7 +296,7 @@ def test_w1_an_upload_takes_nothing_from_what_is_yet_to_be_taken_up(disk: Direct
 
 
 def test_other_bytes_are_never_uploaded(disk: DirectoryDisk, log_watch: LogWatch) -> None:
-    log_watch.expect("^ERROR fsdata.obj_staged: object a/b is lost")
+    log_watch.expect("^ERROR fsdata.staging.staged_objects: object a/b is lost")
     data = StagingData(RUNTIME, disk)
     spot = data.put([b"right"])
     disk.write(disk.names()[0], spot.offset, [b"wrong"])

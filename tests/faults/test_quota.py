@@ -188,7 +188,7 @@ def test_what_is_nearly_full_is_said(served: Volume) -> None:
     put(mount.path / "d/f", b"x" * 8192)
     set_quota(served, "--path", "/d", "--capacity", "9000B")
     set_quota(served, "--path", "/e", "--capacity", "1GiB")
-    warning = "WARNING fsclient.quota_watch: quota of /d: 91% full"
+    warning = "WARNING fsclient.background.quota_alerts: quota of /d: 91% full"
     wait_until("a warning", 100, lambda: any(warning in line for line in served.log_lines()))
     wait_until("numbers", 60, lambda: mount.numbers()["quotas_near_full"] == 1)
     assert mount.numbers()["quotas"] == 2

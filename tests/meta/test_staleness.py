@@ -265,7 +265,7 @@ def test_a_table_that_is_nearly_full_is_not_believed(
 ) -> None:
     """Redis drops keys from a full table, and tells everybody but who caused it."""
     monkeypatch.setattr(invalidation, "_LOOK_EVERY_S", 0.05)
-    log_watch.expect("WARNING fsmeta.redis_tracking: Redis tracks")
+    log_watch.expect("WARNING fsmeta.store.redis.invalidation: Redis tracks")
     url = redis_server.empty_url()
     before = "1000000"  # Redis's own default
     redis_server.ask("CONFIG", "SET", "tracking-table-max-keys", "200")

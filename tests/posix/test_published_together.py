@@ -75,7 +75,9 @@ def test_w2_many_changes_are_one_commit(pair: Pair) -> None:
 
 def test_w2_who_is_refused_is_refused_alone(pair: Pair, log_watch: LogWatch) -> None:
     """Others have taken two of the names: all other files are published, in few commits."""
-    log_watch.expect("^WARNING fsclient.publisher: create (17|30): .*; it is in /lost.found/")
+    log_watch.expect(
+        "^WARNING fsclient.writeback.publisher: create (17|30): .*; it is in /lost.found/"
+    )
     held = Held(pair)
     held.fill()
     for name in (17, 30):
@@ -93,7 +95,7 @@ def test_w2_who_is_refused_is_refused_alone(pair: Pair, log_watch: LogWatch) -> 
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for-good"])
 def test_w2_lost_answers_do_nothing_twice(pair: Pair, for_good: bool, log_watch: LogWatch) -> None:
     """The commit of many is applied, and its answer lost; also for so long that nobody asks on."""
-    log_watch.expect("^WARNING fsclient.publisher: .* waits to be published: ")
+    log_watch.expect("^WARNING fsclient.writeback.publisher: .* waits to be published: ")
     held = Held(pair)
     held.fill()
     run = _publisher(pair)._run

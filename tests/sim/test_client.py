@@ -47,8 +47,8 @@ OUTAGE_S = 40.0  # longer than calls are repeated, shorter than a lease
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
 TROUBLE = (  # log messages that are right where the world is bad
-    "^WARNING fsclient.(background|leader(?:ship)?|client|locks): |"
-    "^ERROR fsclient.losses: inode .* data written and not stored is lost: "
+    "^WARNING fsclient.(background.(background|leader(?:ship)?)|mount.client|vfs.locks): |"
+    "^ERROR fsclient.files.write_errors: inode .* data written and not stored is lost: "
 )
 LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
 
@@ -229,7 +229,7 @@ def _wrong_clocks(cluster: Cluster, dice: random.Random) -> None:
 @pytest.mark.sim_seeds(40)
 def test_wrong_clocks(sim_seed: int, log_watch: LogWatch) -> None:
     """Nothing that programs see follows from a clock: not even an object may be left over."""
-    log_watch.expect("^WARNING fsclient.steady_clock: the clock was set")
+    log_watch.expect("^WARNING fsclient.background.steady_clock: the clock was set")
     simulate(sim_seed, lambda sim: live(sim, sim_seed, Weather(), _wrong_clocks))
 
 

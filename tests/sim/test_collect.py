@@ -32,7 +32,7 @@ from tests.sim.test_client import (
 )
 
 __all__ = ["eager"]
-GC_ERROR = "^ERROR fsclient.losses: inode .* data written and not stored is lost: "
+GC_ERROR = "^ERROR fsclient.files.write_errors: inode .* data written and not stored is lost: "
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ __all__ = ["eager"]
 SPOILT = 30  # cache files in one world
 WARMED = 30  # requests of each client
 VERBS = ("disk", "disk", "memory", "both", "meta", "check", "evict")
-CACHE_TROUBLE = f"{TROUBLE}|^WARNING fsdata.disk_cache_health: "
+CACHE_TROUBLE = f"{TROUBLE}|^WARNING fsdata.disk_cache.health: "
 
 
 @pytest.fixture(autouse=True)

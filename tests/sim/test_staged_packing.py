@@ -37,7 +37,7 @@ from tests.sim.test_writeback import (
     live,
 )
 
-WAITS = "^WARNING fsclient.publisher: .* waits to be published"
+WAITS = "^WARNING fsclient.writeback.publisher: .* waits to be published"
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from tests.sim.test_writeback import (
 
 FSYNCS: Verbs = ("write", "fsync", "fsync", "fsync", "rename", "unlink")
 UNSURE = (
-    "^WARNING fs(data.obj_staged|client.writeback): staging (disk|journal): "
+    r"^WARNING fs(data.staging|client.writeback)\S*: staging (disk|journal): "
     ".*(not be synced|simulated: not written)"
 )
 
@@ -54,7 +54,7 @@ def test_w3_a_failed_sync_is_not_forgotten(sim_seed: int, log_watch: LogWatch) -
     simulate(sim_seed, body)
 
 
-UNREAD = "^WARNING fs(data.obj_staged|client.publisher): (staging disk|.* waits to be published): "
+UNREAD = r"^WARNING fs(data.staging|client.writeback)\S*: (staging disk|.* waits to be published): "
 
 
 def _unreadable(world: World, dice: random.Random) -> None:

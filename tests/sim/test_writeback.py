@@ -43,13 +43,14 @@ CALM_DATA = Faults(latency_s=0.05, slow=0.1, slow_s=1.0, refused=0, reply_lost=0
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 LOOK_S = 0.05
 TROUBLE = (
-    "^WARNING fsclient.(background|leader(?:ship)?|client|publisher): |"
-    "^WARNING fsdata.obj_staged: (uploads wait|staging disk: .*no space)|"
-    "^WARNING fsclient.writeback: staging journal: .*no space|"
-    "^ERROR fsclient.losses: inode .* data written and not stored is lost: "
+    "^WARNING fsclient.(background.(background|leader(?:ship)?)|mount.client): |"
+    "^WARNING fsclient.writeback.publisher: |"
+    "^WARNING fsdata.staging.staged_objects: (uploads wait|staging disk: .*no space)|"
+    "^WARNING fsclient.writeback.writeback: staging journal: .*no space|"
+    "^ERROR fsclient.files.write_errors: inode .* data written and not stored is lost: "
 )
 LOST = (  # with the power
-    "^ERROR fs(data.obj_staged|client.publisher|client.writeback): .*(is|are) lost"
+    r"^ERROR fs(data.staging|client.writeback)\S*: .*(is|are) lost"
 )
 PULLED = "^WARNING fs.*: staging (disk|journal): .*(disk is gone|could not be synced)"
 
