@@ -173,7 +173,9 @@ class SqliteStore:
         return RowPage(rows, rows[-1] + b"\0" if len(rows) == limit else None)
 
     def commit(self, commit: Commit) -> None:
-        with self._using() as db:
+        if commit.durable:
+            self._runtime.will_wait()
+        with self._using() as db, _synced(db, commit.durable):
             db.execute("BEGIN IMMEDIATE" if commit.writes else "BEGIN")
             try:
                 apply_commit(_SqliteView(db), commit)
@@ -198,8 +200,7 @@ class SqliteStore:
     def sync(self) -> None:
         """Write the log to disk: a commit with synchronous=FULL takes all earlier ones along."""
         self._runtime.will_wait()
-        with self._using() as db:
-            db.execute("PRAGMA synchronous = FULL")
+        with self._using() as db, _synced(db, True):
             try:
                 db.execute("BEGIN IMMEDIATE")
                 db.execute(_PUT, (b"Z", b"sync", b"1"))
@@ -207,7 +208,6 @@ class SqliteStore:
             finally:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
-                db.execute("PRAGMA synchronous = NORMAL")
 
     def watch(self, listener: Listener) -> None:
         """SQLite tells nobody; callers fall back on short timeouts."""
@@ -274,6 +274,19 @@ def _quote(path: str) -> str:
 def _first(db: sqlite3.Connection, key: Key) -> bytes | None:
     found = db.execute(_GET, key).fetchone()
     return None if found is None else found[0]
+
+
+@contextmanager
+def _synced(db: sqlite3.Connection, durable: bool) -> Iterator[None]:
+    """COMMIT returns when the log is on the disk, where it is to be `durable`."""
+    if not durable:
+        yield
+        return
+    db.execute("PRAGMA synchronous = FULL")
+    try:
+        yield
+    finally:
+        db.execute("PRAGMA synchronous = NORMAL")
 
 
 @contextmanager

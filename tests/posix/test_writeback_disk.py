@@ -57,7 +57,7 @@ def test_w1_a_drained_journal_that_is_back_is_set_aside(
 ) -> None:
     """It looked like one that waits, and was published over what others had written since."""
     log_watch.expect(
-        "^WARNING fsclient.writeback.writeback: staging journal: the metadata know nothing of"
+        "^WARNING fsclient.writeback.recovery: staging journal: the metadata know nothing of"
     )
     connect = memory()
     with new_pair(connect, tmp_path / "staging") as pair:
