@@ -319,13 +319,15 @@ class Client:
         """
         if self.disk_cache is not None:
             self.disk_cache.start()
+        if self.writeback is not None:
+            self.writeback.read_journal(self.meta)
         self.background.start()
         if self.options.backup_meta_s:
             self._backup_thread = self._runtime.spawn(
                 "backup", lambda: self.backups.run(self._backup_stop)
             )
         if self.writeback is not None:
-            self.writeback.recover(self.meta)
+            self.writeback.recover()
             self.background.beat()  # the floor is that of what was taken up
             self._announce()
             self.background.on_joined = self._announce

@@ -23,7 +23,6 @@ from fsmeta.errors import StoreError, Voided
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.schema import keys
-from fsmeta.schema.journal import is_mark, journal_row
 from fsmeta.store.contract import Store
 from fsmeta.txn.batch import Together
 from fsmeta.txn.retry import Transactor
@@ -93,21 +92,6 @@ class Publisher:
         self._store.wake()
         if self._thread is not None:
             self._thread.join()
-
-    def marks(self) -> dict[int, int] | None:
-        """Up to which sequence the journal is published, by domain.
-
-        None where it was drained: then its row is gone. Raises: StoreError.
-        """
-        row = journal_row(self._journal)
-        fields = self._run.view(lambda txn: txn.get_row(row))
-        if not fields:
-            return None
-        return {
-            keys.id_of(field): keys.id_of(value)
-            for field, value in fields.items()
-            if is_mark(field)
-        }
 
     def forget_journal(self) -> None:
         """The journal is empty and its files are gone. Raises: StoreError."""

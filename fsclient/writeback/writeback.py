@@ -21,16 +21,16 @@ from fsclient.files.slice_committer import ignore_slices
 from fsclient.writeback.journal_dir import take_slot
 from fsclient.writeback.packer import StagedPacker
 from fsclient.writeback.publisher import Publisher
+from fsclient.writeback.recovery import Left, Recovery
 from fsdata.format.geometry import block_count, block_length
 from fsdata.format.object_keys import object_key
 from fsdata.objects.contract import ObjectStore
 from fsdata.resources.block_cache import MemCache
-from fsdata.staging import journal as staging_log
-from fsdata.staging.data_segments import Spot, StagingData
+from fsdata.staging.data_segments import StagingData
 from fsdata.staging.disk import DirectoryDisk, StagingDisk
 from fsdata.staging.journal import StagingLog
 from fsdata.staging.staged_objects import STAGING_BYTES, StagedObjects
-from fsmeta.errors import StoreError, Unavailable
+from fsmeta.errors import StoreError
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.schema.journal import Holder
@@ -39,7 +39,7 @@ from fsmeta.txn.retry import Transactor
 from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId
 from fsmeta.writeback import replay
-from fsmeta.writeback.log_entry import EVERY, VERBS, Entry, Need, Rules, unpack
+from fsmeta.writeback.log_entry import VERBS, Entry, Need, Rules
 from fsmeta.writeback.publish_queue import Goal
 from fsmeta.writeback.published_view import Published
 from fsmeta.writeback.staged_store import StagedStore
@@ -50,8 +50,6 @@ T = TypeVar("T")
 
 SYNC_S: Final = 1.0  # what is in the journal survives a loss of power so much later, unasked
 DRAIN_S: Final = 50.0  # the default of `--drain-timeout`: `umount` waits 60 s for the client
-JOURNAL_BITS: Final = 63
-RECOVERY_S: Final = 30.0  # for the disk to be read, or the store to say what it has
 
 
 def open_disk(runtime: Runtime, root: str, volume: str, others: Sequence[str] = ()) -> StagingDisk:
@@ -99,6 +97,8 @@ class WriteBack:
         self._data = StagingData(runtime, disk)
         self.objects = StagedObjects(runtime, objects, self._data, options.limit_bytes, streams)
         self.objects.sync_waits = store.sync_waits = options.fsync_waits
+        self._recovery = Recovery(runtime, disk, inner, self.objects)
+        self._left: Left
         self._failed = False  # the disk; said once
         self._doubtful = False  # a sync of it failed; said once
         self._ended = runtime.event()
@@ -129,119 +129,43 @@ class WriteBack:
 
     # --- beginning and end -----------------------------------------------------------------------
 
-    def recover(self, meta: Meta) -> None:
-        """Take up what an earlier process left; from here on changes are held back.
+    def read_journal(self, meta: Meta) -> None:
+        """Learn what an earlier process left, before this client takes numbers of its own.
 
         Raises: StoreError, OSError.
         """
         self._meta = meta
         self._block_bytes = meta.format.block_bytes
         self._published = Published(meta, self._inner, self._store, self._runtime)
-        found = self._patiently(partial(staging_log.recover, self._disk, meta.format.uuid))
-        journal = found.journal if found else self._runtime.random_bits(JOURNAL_BITS)
-        entries = [unpack(payload) for payload in found.payloads] if found else []
-        self._journal = journal
-        self._publisher = self._new_publisher(meta)
-        marks = self._publisher.marks() if found else {}
-        if marks is None:
-            self._set_aside(journal)
-            found, entries, marks = None, [], {}
-            self._journal = self._runtime.random_bits(JOURNAL_BITS)
-            self._publisher = self._new_publisher(meta)
-        if found is None:  # what was removed here does not come back beside what comes now
-            self._patiently(self._disk.sync_names)
-        # what the disk has forgotten may have been published: its numbers are not used again
-        last = max((0, *marks.values(), *(each.sequence for each in entries)))
-        if found is not None:
-            last = max(last, found.first - 1)
-        self._log = StagingLog(self._runtime, self._disk, meta.format.uuid, self._journal)
-        if found is not None:
-            self._log.keep(found, last)
-        if found and found.damaged:
-            log.error(
-                "staging journal: %d bytes at its end are damaged; the changes in them are lost",
-                found.damaged,
-            )
-        waiting = [
-            each for each in entries if any(marks.get(d, 0) < each.sequence for d in each.domains)
-        ]
-        self._publisher.left_out = self._take_up(waiting)
-        self._data.sweep()
-        self._store.attach(self, self._options.domain_depth, last)
-        self.objects.on_unreadable = self._refuse_behind
-        for entry in waiting:
-            if entry.sequence in self._publisher.left_out:
-                self._store.add_unshown(entry)
-            else:
-                self._replay(meta, entry)
-        if waiting:
-            count, size = self.objects.left()
-            log.info("staging journal: %d changes, %d objects of %d bytes are taken up",
-                     len(waiting), count, size)  # fmt: skip
-
-    def _new_publisher(self, meta: Meta) -> Publisher:
-        """Who publishes from the journal that is ours."""
-        return Publisher(meta, self._store, self._inner, self.objects, self._runtime, self._journal)
-
-    def _set_aside(self, journal: int) -> None:
-        """Keep a journal out of the way that was drained, and came back with a loss of power.
-
-        It may be another one, where the metadata are older than it: so nothing is deleted.
-        """
-        name = self._patiently(partial(staging_log.set_aside, self._disk, journal))
-        log.warning(
-            "staging journal: the metadata know nothing of the one in %s: all of it was published, "
-            "or they are older than it; it is not taken up, and is kept in files %s*: "
-            "remove them if nothing is missing",
-            self.place,
-            name,
+        self._left = left = self._recovery.read(meta.format.uuid)
+        self._log = StagingLog(self._runtime, self._disk, meta.format.uuid, left.journal)
+        self._journal = left.journal
+        self._publisher = Publisher(
+            meta, self._store, self._inner, self.objects, self._runtime, left.journal
         )
 
-    def _take_up(self, waiting: Sequence[Entry]) -> set[int]:
-        """Go on with their blocks; entries whose blocks did not survive, and those behind them.
+    def recover(self) -> None:
+        """Take up what was read; from here on changes are held back.
 
-        Reads all that is staged: better than to show what is found missing later.
+        Raises: StoreError, OSError.
         """
-        domains: set[int] = set()
-        lost: set[int] = set()
-        for entry in waiting:
-            behind = domains and (EVERY in entry.domains | domains or entry.domains & domains)
-            if not behind and all(self._has(need) for need in entry.needs):
-                continue
-            log.log(
-                logging.INFO if behind else logging.ERROR,
-                "%s: %s",
-                entry,
-                "is left out, too"
-                if behind
-                else "staged data are lost; it is left out, and what "
-                "came after it in its directory",
-            )
-            domains |= entry.domains
-            lost.add(entry.sequence)
-        return lost
-
-    def _has(self, need: Need) -> bool:
-        spot = Spot(need.segment, need.offset, need.length, need.crc)
-        return self._patiently(partial(self.objects.take_up, need.key, spot))
-
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        """What a disk or a store says when it is well again. Raises: Unavailable."""
-        deadline = self._runtime.monotonic() + RECOVERY_S
-        while True:
-            try:
-                return ask()
-            except OSError as error:
-                if self._runtime.monotonic() > deadline:
-                    raise Unavailable(
-                        f"the staging journal in {self.place} can't be read: {error.strerror}: "
-                        "mend the disk and mount again, or move that directory away to do without "
-                        "what is in it"
-                    ) from error
-            except Unavailable:
-                if self._runtime.monotonic() > deadline:
-                    raise
-            self._runtime.sleep(SYNC_S)
+        left = self._left
+        if left.found is not None:
+            self._log.keep(left.found, left.last)
+        lost = self._publisher.left_out = self._recovery.take_up(left.waiting)
+        self._data.sweep()
+        self._store.attach(self, self._options.domain_depth, left.last)
+        self.objects.on_unreadable = self._refuse_behind
+        for entry in left.waiting:
+            if entry.sequence in lost:
+                self._store.add_unshown(entry)
+            else:
+                self._replay(self._meta, entry)
+        if left.waiting:
+            count, size = self.objects.left()
+            log.info("staging journal: %d changes, %d objects of %d bytes are taken up",
+                     len(left.waiting), count, size)  # fmt: skip
+        self._left = left._replace(found=None, waiting=[])
 
     def _refuse_behind(self, key: str, error: OSError) -> None:
         """The disk has failed to read an object for long: what it is of stays in the journal."""
@@ -285,7 +209,9 @@ class WriteBack:
 
     def start(self) -> None:
         """Begin to publish. Raises: StoreError, OSError."""
-        self._patiently(self._inner.sync)  # no loss of power leaves the journal without its row
+        self._recovery.patiently(
+            self._inner.sync
+        )  # no loss of power leaves the journal without its row
         self._started = True
         self._dirty.set()  # what an earlier process has written may not have reached the disk
         self.objects.on_stored = self._store.wake
@@ -314,7 +240,10 @@ class WriteBack:
             self._clear()
         else:
             self.objects.end_uploads()
-            self.sync()
+            try:
+                self.sync()
+            except StoreError as error:
+                log.warning("staging journal: it is not synced: %s", error)
             log.warning("%s", self.left())
         return drained
 
@@ -376,7 +305,8 @@ class WriteBack:
         return True
 
     def sync(self) -> bool:
-        """See `Log`. Data first: an entry that survives is to find its blocks."""
+        """See `Log`. An entry that survives finds what it follows in the store, and its blocks."""
+        self._inner.sync()
         try:
             self._data.sync()
             self._log.sync()
@@ -398,7 +328,11 @@ class WriteBack:
             self._dirty.wait()
             self._dirty.clear()
             self._ended.wait(SYNC_S)
-            self.sync()
+            try:
+                self.sync()
+            except StoreError as error:  # with the next second, then
+                log.info("staging journal: %s", error)
+                self._dirty.set()
             self._reap()
 
     def _reap(self) -> None:

@@ -97,6 +97,7 @@ class Commit(NamedTuple):
     call: Any = None  # the verb behind it and its arguments, for an engine that holds commits back
     # rows that the client need not hear of any more; it wants to know what MERGE has made in them
     busy: Collection[bytes] = ()
+    durable: bool = False  # once it is answered it survives a power loss, as after `sync`
 
 
 class Applied(NamedTuple):

@@ -7,7 +7,7 @@ Redis: a client that has read a row is told once when another client changes it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from fsmeta.errors import Unavailable
@@ -39,6 +39,18 @@ class MemBackend:
         self.rows: dict[bytes, dict[bytes, bytes]] = {}  # guarded by lock
         self.readers: dict[bytes, dict[MemStore, None]] = {}  # who to tell; guarded by lock
         self.commits = 0  # applied so far; guarded by lock
+
+    def apply(self, touched: Mapping[bytes, dict[bytes, bytes]]) -> None:
+        """Rows as a commit has left them; lock held."""
+        for row, fields in touched.items():
+            if fields:
+                self.rows[row] = fields
+            else:
+                self.rows.pop(row, None)
+        self.commits += 1
+
+    def sync(self) -> None:
+        """All that was applied is durable; lock held. Memory has nothing to do for that."""
 
     def take_readers(
         self, rows: Iterable[bytes], writer: MemStore
@@ -176,12 +188,9 @@ class MemStore:
             self._enter(())
             view = _MemView(backend.rows)
             apply_commit(view, commit)
-            for row, fields in view.touched.items():
-                if fields:
-                    backend.rows[row] = fields
-                else:
-                    backend.rows.pop(row, None)
-            backend.commits += 1
+            backend.apply(view.touched)
+            if commit.durable:
+                backend.sync()
             changed = dict.fromkeys(row for _, row, *_ in commit.writes if not is_table(row))
             told = backend.take_readers(changed, self)
             # what was checked, found empty or written is as well known as what was read
@@ -204,7 +213,8 @@ class MemStore:
         yield ((row, field, value) for row in rows for field, value in rows[row].items())
 
     def sync(self) -> None:
-        """Nothing to do: memory survives nothing."""
+        with self._backend.lock:
+            self._backend.sync()
 
     def watch(self, listener: Listener) -> None:
         self._listener = listener if self._tracked else None

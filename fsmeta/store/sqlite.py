@@ -184,7 +184,9 @@ class SqliteStore:
     def commit(self, commit: Commit) -> None:
         if commit.writes:
             self._require_file()
-        with self._using() as db:
+        if commit.durable:
+            self._runtime.will_wait()
+        with self._using() as db, _synced(db, commit.durable):
             db.execute("BEGIN IMMEDIATE" if commit.writes else "BEGIN")
             try:
                 apply_commit(_SqliteView(db), commit)
@@ -210,8 +212,7 @@ class SqliteStore:
         """Write the log to disk: a commit with synchronous=FULL takes all earlier ones along."""
         self._runtime.will_wait()
         self._require_file()
-        with self._using() as db:
-            db.execute("PRAGMA synchronous = FULL")
+        with self._using() as db, _synced(db, True):
             try:
                 db.execute("BEGIN IMMEDIATE")
                 db.execute(_PUT, (b"Z", b"sync", b"1"))
@@ -219,7 +220,6 @@ class SqliteStore:
             finally:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
-                db.execute("PRAGMA synchronous = NORMAL")
 
     def watch(self, listener: Listener) -> None:
         """SQLite tells nobody; callers fall back on short timeouts."""
@@ -297,6 +297,19 @@ def _quote(path: str) -> str:
 def _first(db: sqlite3.Connection, key: Key) -> bytes | None:
     found = db.execute(_GET, key).fetchone()
     return None if found is None else found[0]
+
+
+@contextmanager
+def _synced(db: sqlite3.Connection, durable: bool) -> Iterator[None]:
+    """COMMIT returns when the log is on the disk, where it is to be `durable`."""
+    if not durable:
+        yield
+        return
+    db.execute("PRAGMA synchronous = FULL")
+    try:
+        yield
+    finally:
+        db.execute("PRAGMA synchronous = NORMAL")
 
 
 @contextmanager

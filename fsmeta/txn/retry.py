@@ -184,6 +184,7 @@ class Transactor:
             txn.glances or (),
             call,
             busy,
+            txn.durable,
         )
         try:
             applied = self._send(commit)

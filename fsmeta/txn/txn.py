@@ -52,7 +52,8 @@ class Txn:
 
     __slots__ = (
         "_cache", "_store", "_vouched_only",
-        "cached", "edition", "empties", "fence", "first", "glances", "reads", "requests", "writes",
+        "cached", "durable", "edition", "empties", "fence", "first", "glances", "reads", "requests",
+        "writes",
     )  # fmt: skip
 
     def __init__(self, store: Reads, cache: Memory, vouched_only: bool, edition: bytes) -> None:
@@ -67,6 +68,7 @@ class Txn:
         self.requests = 0  # times the store was asked
         self.cached = False  # some read came from what we remember
         self.fence: bytes | None = None  # the session to commit in, where the verb cares
+        self.durable = False  # the commit survives a power loss before it is answered
         self.first = True  # nothing that this verb supposed has turned out wrong
 
     @property

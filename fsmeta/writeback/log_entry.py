@@ -28,7 +28,7 @@ from fsmeta.schema.trash import hour_at
 from fsmeta.types import Caller, Ino, SetAttr, Slice, SliceId, SliceKind, Usage
 from fsmeta.writeback.overlay import Laid
 
-VERSION: Final = 1
+VERSION: Final = 2  # 1 has no `after`
 EVERY: Final = 0  # the domain of what must wait for all, and all for it; no inode has this number
 _NO_LIMITS: Final = Usage(0, 0)  # what was accepted is not refused later
 
@@ -87,6 +87,17 @@ class Need(NamedTuple):
     crc: int
 
 
+class After(NamedTuple):
+    """The last commit that this mount had sent to the store before an entry was accepted.
+
+    A store that has lost it with the power has lost what the entry relies on.
+    """
+
+    fence: bytes
+    worker: bytes
+    number: int
+
+
 class Log(Protocol):
     """What keeps entries and blocks on a disk of this host."""
 
@@ -100,7 +111,9 @@ class Log(Protocol):
         """Return when all up to `position` is written; False where the disk failed."""
 
     def sync(self) -> bool:
-        """Return when all that was appended survives a loss of power; False where it does not."""
+        """Return when all that was appended survives a loss of power, and before it all that the
+        store has; False where the disk failed. Raises: StoreError.
+        """
 
 
 class Moved(NamedTuple):
@@ -114,8 +127,8 @@ class Entry:
     """One change that is held back."""
 
     __slots__ = (
-        "args", "caller", "domains", "guards", "inos", "laid", "moved", "name", "needs", "now_ns",
-        "sequence", "since",
+        "after", "args", "caller", "domains", "guards", "inos", "laid", "moved", "name", "needs",
+        "now_ns", "sequence", "since",
     )  # fmt: skip
 
     def __init__(self, name: str, caller: Caller, now_ns: int, args: tuple[Any, ...]) -> None:
@@ -128,6 +141,7 @@ class Entry:
         self.guards: tuple[Guard, ...] = ()
         self.needs: tuple[Need, ...] = ()
         self.inos: tuple[int, ...] = ()  # what it changes: files, not the directories around them
+        self.after: After | None = None
         self.laid: Laid | None = None  # None: the own mount could not be shown what it leads to
         self.since = 0.0  # when it was accepted, by our own clock
         self.moved: Moved | None = None  # where its bytes are in the store, if not where it says
@@ -160,6 +174,7 @@ class Entry:
             VERSION, self.sequence, self.name, self.caller, self.now_ns, self.args,
             sorted(self.domains), [list(each) for each in self.guards],
             [list(each) for each in self.needs], list(self.inos),
+            None if self.after is None else list(self.after),
         )  # fmt: skip
         return _packed(fields)
 
@@ -175,15 +190,17 @@ def unpack(data: bytes) -> Entry:
     """The entry that `pack` made bytes of. Raises: StoreError."""
     try:
         fields = msgpack.unpackb(data, ext_hook=_record, use_list=False, strict_map_key=False)
-        version, sequence, name, caller, now_ns, args, domains, guards, needs, inos = fields
-        if version != VERSION or name not in VERBS:
+        version, sequence, name, caller, now_ns, args, domains, guards, needs, inos, *more = fields
+        if version not in (1, VERSION) or name not in VERBS:
             raise StoreError(f"entry {name!r} of version {version}: upgrade slicefs")
+        (after,) = more if version == VERSION else (None,)
         entry = Entry(name, caller, now_ns, args)
         entry.sequence = sequence
         entry.domains = frozenset(domains)
         entry.guards = tuple(Guard(*each) for each in guards)
         entry.needs = tuple(Need(*each) for each in needs)
         entry.inos = inos
+        entry.after = None if after is None else After(*after)
     except (ValueError, TypeError, IndexError) as error:
         raise StoreError(f"an entry does not decode: {error}") from error
     return entry

@@ -19,25 +19,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
-from fsmeta.errors import Ambiguous, Conflict, Unavailable
+from fsmeta.errors import Conflict
 from fsmeta.runtime import Runtime
 from fsmeta.schema import inode, keys
 from fsmeta.store import contract
 from fsmeta.store.contract import Applied, Commit, Listener, Record, RowPage, Store
 from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import FileType, Ino
+from fsmeta.writeback.held_room import HeldRoom
 from fsmeta.writeback.log_entry import GIVING_WAY, NAMES, SHARING, Entry, Log, Moved, slices_of
 from fsmeta.writeback.log_entry_of import entry_of, is_first_name
 from fsmeta.writeback.order_domains import Domains, reading
 from fsmeta.writeback.overlay import Over, Overlay
 from fsmeta.writeback.overlay_reads import OverlaidReads
+from fsmeta.writeback.passing import Passing
 from fsmeta.writeback.publish_queue import Backlog, Goal
 from fsmeta.writeback.settling import Settling
 from fsmeta.writeback.validation import DISTURBED_S, Acceptance, Base, is_fresh, written
 
-ENTRIES_MAX: Final = 50_000  # held back at a time: about 60 MB; then changes wait
 BENEATH_ROWS: Final = 10_000  # what the verbs of a few trees read again and again
-WAIT_S_MAX: Final = 120.0  # for room among those, as long as a writer waits for memory
 
 
 class StagedStore:
@@ -54,14 +54,15 @@ class StagedStore:
         self.scan, self._require_empty = reads.scan, reads.require_empty
         self.name = inner.name
         self.backlog = Backlog()  # guarded by _cond, as all below
+        self._room = HeldRoom(self._cond, runtime)
         self._settling = Settling(self._cond, self.backlog, runtime)
         self._runtime = runtime
         self._log: Log | None = None
         self._domains = Domains(1)
+        self._passing = Passing(inner)
         self._sequence = 0
         self._accept = Acceptance(inner, self._overlay, self._cond, self.beneath)
         self._foreign: set[bytes] = set()  # overlaid rows that others have changed meanwhile
-        self._doubtful: set[tuple[bytes, int]] = set()  # passed, and their answer lost
         self._replayed: Entry | None = None  # while a journal is read, by one thread
         self._listener: Listener | None = None
         self.on_kept: Callable[[Sequence[int], bool], None] = lambda *_: None  # slices held, or not
@@ -122,9 +123,11 @@ class StagedStore:
         return self._inner.everything()
 
     def sync(self) -> None:
-        if self._log is not None and (self.sync_waits or not self._log.sync()):
+        if self._log is None:
+            self._inner.sync()
+        elif self.sync_waits or not self._log.sync():
             self._settling.await_what_moves(self._sequence)  # of the rest `require_whole` tells
-        self._inner.sync()
+            self._inner.sync()
 
     def close(self) -> None:
         self._inner.close()
@@ -140,7 +143,7 @@ class StagedStore:
         name = NAMES.get(commit.call[0]) if commit.call else None
         if not commit.writes:
             self._validate(commit)
-        elif (commit.worker, commit.sequence) in self._doubtful:
+        elif self._passing.is_doubtful(commit):
             self._pass_again(commit)
         elif commit.call and commit.call[0] in SHARING:
             self._pass_shared(commit)
@@ -159,8 +162,7 @@ class StagedStore:
         position: int | None = None
         with self._cond:
             self.backlog.require_whole(entry.domains)
-            over = self._accept.over(commit)
-            held = self._must_wait(entry, commit, over)
+            over, held = self._judge(entry, commit)
             if held:
                 mark = self._accept.mark()
                 base = self._accept.recall(commit, over)
@@ -175,6 +177,17 @@ class StagedStore:
         else:
             self._write_down(log, entry, commit, position)
         return held
+
+    def _judge(self, entry: Entry, commit: Commit) -> tuple[list[Over | None], bool]:
+        """What is over the checks of a commit, and whether it is held back: then there is room.
+
+        The caller holds the lock. Raises: Unavailable.
+        """
+        while True:
+            over = self._accept.over(commit)
+            held = self._must_wait(entry, commit, over)
+            if not held or self._replayed is not None or not self._room.wait():
+                return over, held
 
     def _must_wait(self, entry: Entry, commit: Commit, over: Sequence[Over | None]) -> bool:
         """Whether a commit is held back, given what is `over` its checks; lock held."""
@@ -227,7 +240,7 @@ class StagedStore:
         """A commit of who sees nothing of what is held back; it waits for what it would be in the
         way of. Raises: as `commit`.
         """
-        if (commit.worker, commit.sequence) in self._doubtful:
+        if self._passing.is_doubtful(commit):
             self._pass_again(commit)
         else:
             with self._cond:
@@ -267,22 +280,10 @@ class StagedStore:
         self.beneath.drop(rows.union([row for row, _, _ in commit.checks]))
 
     def _pass(self, commit: Commit) -> None:
-        mine = (commit.worker, commit.sequence)
-        try:
-            self._inner.commit(commit)
-        except Ambiguous:
-            self._doubtful.add(mine)
-            raise
-        except Unavailable:
-            raise  # if it was in doubt, it is
-        except BaseException:
-            self._doubtful.discard(mine)
-            raise
-        self._doubtful.discard(mine)
+        self._passing.send(commit)
         if self._overlay:
-            with (
-                self._cond
-            ):  # both merge into the same records: the overlay's are to show this, too
+            # both merge into the same records: the overlay's are to show this, too
+            with self._cond:
                 merges = [write for write in commit.writes if write[0] == contract.MERGE]
                 self._foreign.update(self._overlay.follow(merges))
 
@@ -314,19 +315,20 @@ class StagedStore:
         self._accept.require_limits(commit, base)
         replayed = self._replayed is not None
         if not replayed:
-            self._await_room()
             writers = self._accept.writers(commit, over)
             entry.domains = self.backlog.joined(entry.domains, writers)
             self.backlog.require_whole(entry.domains)
             self._sequence += 1
-            entry.sequence = self._sequence
+            entry.sequence, entry.after = self._sequence, self._passing.last
         fresh = [row for row in commit.empties if is_fresh(row, commit)]
         entry.laid = self._overlay.lay(entry.sequence, commit.writes, fresh, base)
         entry.since = self._runtime.monotonic()
         self.backlog.add(entry)
         self.on_held(entry)
         self.on_kept([slice_id for slice_id, _ in slices_of(entry.name, entry.args)], True)
-        position = 0 if replayed else log.append(entry.sequence, entry.pack())
+        payload = entry.pack()
+        self._room.add(entry.sequence, len(payload))
+        position = 0 if replayed else log.append(entry.sequence, payload)
         if self.backlog.leads(entry):
             self._cond.notify_all()  # who publishes waits for the first of a domain
         return position
@@ -338,15 +340,6 @@ class StagedStore:
         # where the disk failed this one is written through
         if not log.flush(position) or is_first_name(entry, commit):
             self._settling.await_entry(entry)
-
-    def _await_room(self) -> None:
-        """Wait while too many entries wait. The caller holds the lock. Raises: Unavailable."""
-        if len(self.backlog) < ENTRIES_MAX:
-            return
-        self._cond.wait(WAIT_S_MAX)
-        if len(self.backlog) >= ENTRIES_MAX:
-            raise Unavailable("too many changes wait for the object store")
-        raise Conflict("there is room again")  # what it relied on may have changed
 
     # --- publication -----------------------------------------------------------------------------
 
@@ -399,6 +392,7 @@ class StagedStore:
         with self._cond:
             for entry, as_meant in outcomes:
                 self.backlog.remove(entry)
+                self._room.remove(entry.sequence)
                 self.on_kept([slice_id for slice_id, _ in slices_of(entry.name, entry.args)], False)
                 if entry.laid is not None:
                     free = self._overlay.lift(entry.sequence, entry.laid)

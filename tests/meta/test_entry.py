@@ -9,7 +9,7 @@ import msgpack
 from fsmeta.ops.names.create import NewNode
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import Caller, Ino, SetAttr, Slice, SliceId
-from fsmeta.writeback.log_entry import Entry, Guard, Need, unpack
+from fsmeta.writeback.log_entry import After, Entry, Guard, Need, unpack
 
 RUNTIME = SystemRuntime()
 THREADS = 4
@@ -74,3 +74,14 @@ def test_w1_entries_of_a_journal_from_before_a_field_came() -> None:
     old = msgpack.packb(msgpack.unpackb(packed, ext_hook=shortened))
     assert len(old) == len(packed) - 1
     assert unpack(old).args == (7, want)
+
+
+def test_w1_entries_from_before_they_named_the_last_commit() -> None:
+    """Version 1 ends before `after`."""
+    entry = Entry("setattr", CALLER, 0, (Ino(7), SetAttr(size=0)))
+    entry.after = After(b"s1", b"w1", 5)
+    assert unpack(entry.pack()).after == entry.after
+    _, *fields, _ = msgpack.unpackb(entry.pack())
+    old = unpack(msgpack.packb([1, *fields]))
+    assert old.after is None
+    assert old.args == entry.args

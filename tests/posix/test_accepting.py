@@ -183,7 +183,9 @@ def test_w2_what_others_changed_of_a_file_that_was_published(pair: Pair) -> None
 
 def test_w2_both_make_a_name_and_one_is_rescued(pair: Pair, log_watch: LogWatch) -> None:
     """Accepted before others have made it: theirs stands, ours is kept."""
-    log_watch.expect("^WARNING fsclient.*publisher: create both: .*; it is in /lost.found/both")
+    log_watch.expect(
+        "^WARNING fsclient.writeback.publisher: create both: .*; it is in /lost.found/both"
+    )
     pair.hold()
     parent = pair.me.stat(b"/d").ino
     look_up(pair, parent, b"both")

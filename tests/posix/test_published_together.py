@@ -75,7 +75,9 @@ def test_w2_many_changes_are_one_commit(pair: Pair) -> None:
 
 def test_w2_who_is_refused_is_refused_alone(pair: Pair, log_watch: LogWatch) -> None:
     """Others have taken two of the names: all other files are published, in few commits."""
-    log_watch.expect("^WARNING fsclient.*publisher: create (17|30): .*; it is in /lost.found/")
+    log_watch.expect(
+        "^WARNING fsclient.writeback.publisher: create (17|30): .*; it is in /lost.found/"
+    )
     held = Held(pair)
     held.fill()
     for name in (17, 30):

@@ -195,7 +195,9 @@ def test_w2_gc_leaves_what_is_held_back(pair: Pair) -> None:
 
 
 def test_w2_others_were_faster(pair: Pair, log_watch: LogWatch) -> None:
-    log_watch.expect("^WARNING fsclient.*publisher: create name: .*; it is in /lost.found/name")
+    log_watch.expect(
+        "^WARNING fsclient.writeback.publisher: create name: .*; it is in /lost.found/name"
+    )
     log_watch.expect("^WARNING fsclient.writeback.publisher: rename old new is left out")
     write(pair.me, b"/d/old", b"old")
     pair.release()
@@ -217,7 +219,9 @@ def test_w2_others_were_faster(pair: Pair, log_watch: LogWatch) -> None:
 def test_w2_what_is_lost_is_followed_by_nothing(pair: Pair, log_watch: LogWatch) -> None:
     """A staging disk that fails under a running mount takes a file with it."""
     log_watch.expect("^ERROR fsdata.staging.staged_objects: object .* is lost: .* other bytes")
-    log_watch.expect("^ERROR fsclient.*publisher: write .* staged data are lost; .*mounted anew")
+    log_watch.expect(
+        "^ERROR fsclient.writeback.publisher: write .* staged data are lost; .*mounted anew"
+    )
     assert pair.mine.writeback is not None
     objects = pair.mine.writeback.objects
     disk = objects._data._disk

@@ -56,7 +56,9 @@ def test_w1_a_drained_journal_that_is_back_is_set_aside(
     tmp_path: Path, log_watch: LogWatch
 ) -> None:
     """It looked like one that waits, and was published over what others had written since."""
-    log_watch.expect("^WARNING fsclient.*writeback: staging journal: the metadata know nothing of")
+    log_watch.expect(
+        "^WARNING fsclient.writeback.recovery: staging journal: the metadata know nothing of"
+    )
     connect = memory()
     with new_pair(connect, tmp_path / "staging") as pair:
         ghost = Ghost(pair, tmp_path / "staging")
@@ -73,7 +75,9 @@ def test_w1_what_is_there_already_is_not_tried_for_ever(
     tmp_path: Path, log_watch: LogWatch
 ) -> None:
     """`create …: ENOTEMPTY` was repeated without end, and nothing of its domain was published."""
-    log_watch.expect("^WARNING fsclient.*publisher: create (first|file) is left out, others were")
+    log_watch.expect(
+        "^WARNING fsclient.writeback.publisher: create (first|file) is left out, others were"
+    )
     connect = memory()
     with new_pair(connect, tmp_path / "staging") as pair:
         ghost = Ghost(pair, tmp_path / "staging")
@@ -105,8 +109,12 @@ def test_w1_what_the_disk_fails_to_read_is_not_given_up(
 ) -> None:
     """It was taken for lost, and left out for ever with what came after it."""
     monkeypatch.setattr(staged_objects, "UNREAD_S_MAX", 0.5)
-    log_watch.expect("^WARNING fsdata.*staged_objects: staging disk: .*simulated; uploads .* wait")
-    log_watch.expect("^ERROR fsclient.*writeback: write .* disk can't be read: simulated; .*anew")
+    log_watch.expect(
+        "^WARNING fsdata.staging.staged_objects: staging disk: .*simulated; uploads .* wait"
+    )
+    log_watch.expect(
+        "^ERROR fsclient.writeback.writeback: write .* disk can't be read: simulated; .*anew"
+    )
     back = pair.mine.writeback
     assert back is not None
     disk = back.objects._data._disk

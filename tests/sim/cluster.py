@@ -27,13 +27,14 @@ from fsmeta.runtime import Thread
 from fsmeta.schema import keys
 from fsmeta.schema.snapshot_inos import is_shelf
 from fsmeta.store.contract import FENCE_FIELD
-from fsmeta.store.mem import MemBackend, MemStore
+from fsmeta.store.mem import MemStore
 from fsmeta.txn.retry import DEADLINE_S, Transactor
 from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import ROOT_INO, Ino
 from tests.sim.disks import SimDisks
 from tests.sim.fault_objects import FaultObjects
 from tests.sim.faults import CALM, Faults, FaultStore
+from tests.sim.lossy_metadata import LossyBackend
 from tests.sim.scheduler import SimRuntime
 from tests.sim.staging import SimDisk
 
@@ -183,7 +184,7 @@ class Cluster:
         self.disks = disks
         self.weather = weather
         self.chance = random.Random(seed + 2)
-        self.backend = MemBackend(sim)
+        self.backend = LossyBackend(sim)
         self.objects = MemObjects(sim)
         self.nodes: list[Node] = []
         self.leaks = weather.leaks

@@ -47,7 +47,7 @@ OUTAGE_S = 40.0  # longer than calls are repeated, shorter than a lease
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
 TROUBLE = (  # log messages that are right where the world is bad
-    "^WARNING fsclient[^ ]*[.](background|leader(?:ship)?|client|locks): |"
+    "^WARNING fsclient.(background.(background|leader(?:ship)?)|mount.client|vfs.locks): |"
     "^ERROR fsclient.files.write_errors: inode .* data written and not stored is lost: "
 )
 LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)

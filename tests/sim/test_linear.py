@@ -18,7 +18,7 @@ from tests.sim.scheduler import SimRuntime
 TURNS = 12
 CLIENTS = 3
 META = Faults(refused=0.05, reply_lost=0.08, request_lost=0.05, late=0.05, news_lost=0.05)
-TROUBLE = "^WARNING fsclient[^ ]*[.](background|leader(?:ship)?|client): "
+TROUBLE = "^WARNING fsclient.(background.(background|leader(?:ship)?)|mount.client): "
 
 
 def _live(sim: SimRuntime, seed: int, crashes: bool) -> None:

@@ -36,7 +36,7 @@ MARK: Final = b"not to be taken!"
 LOOK_S: Final = 0.05
 DATA: Final = Faults(latency_s=0.05, slow=0.1, slow_s=1.0, refused=0, reply_lost=0, request_lost=0)
 WAITS: Final = (
-    "^WARNING fs(data.obj_staged|client.publisher): .*wait|"
+    r"^WARNING fs(data.staging|client.writeback)\S*: .*wait|"
     "^WARNING fsclient.background.leadership: session .* has not been heard of"
 )
 

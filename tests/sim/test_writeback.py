@@ -43,7 +43,8 @@ CALM_DATA = Faults(latency_s=0.05, slow=0.1, slow_s=1.0, refused=0, reply_lost=0
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 LOOK_S = 0.05
 TROUBLE = (
-    "^WARNING fsclient[^ ]*[.](background|leader(?:ship)?|client|publisher): |"
+    "^WARNING fsclient.(background.(background|leader(?:ship)?)|mount.client): |"
+    "^WARNING fsclient.writeback.publisher: |"
     "^WARNING fsdata.staging.staged_objects: (uploads wait|staging disk: .*no space)|"
     "^WARNING fsclient.writeback.writeback: staging journal: .*no space|"
     "^ERROR fsclient.files.write_errors: inode .* data written and not stored is lost: "

@@ -4,6 +4,9 @@ A batch is taken together with the name of the store's past, its lineage. Where 
 when the last batch was taken, numbers may have been handed out that the store has forgotten: both
 counters then leap, by more than anybody hands out between two backups, and by chance, so that two
 stores that forgot the same do not leap to the same place.
+
+A batch survives a power loss before its first number is used: other disks, and the object store,
+keep names made of these numbers. `raise_above` is for a journal whose numbers the store has lost.
 """
 
 from __future__ import annotations
@@ -34,4 +37,20 @@ def take_batch(txn: Txn, field: bytes, batch: int, lineage: bytes, chance: int) 
                 txn.put(schema.COUNTERS, name, b"%d" % count)
     first = counts[field]
     txn.put(schema.COUNTERS, field, b"%d" % (first + batch))
+    txn.durable = True
     return first
+
+
+def raise_above(txn: Txn, ino: int, slice_id: int) -> bool:
+    """Never hand out numbers of inodes up to `ino`, nor of slices up to `slice_id`.
+
+    True where the store had forgotten that it has handed them out.
+    """
+    used = dict(zip(_COUNTED, (ino, slice_id), strict=True))
+    values = txn.get_many([(schema.COUNTERS, name) for name in used])
+    forgotten = False
+    for (name, last), value in zip(used.items(), values, strict=True):
+        if schema.unpack_count(schema.COUNTERS, name, value) <= last:
+            txn.put(schema.COUNTERS, name, b"%d" % (last + 1))
+            txn.durable = forgotten = True
+    return forgotten

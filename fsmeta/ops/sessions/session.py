@@ -74,6 +74,7 @@ def open_session(
         lowest = floor(lowest)
     record = SessionRecord(SessionId(sid), 0, confirmed, info, lowest, at_ns)
     txn.put(schema.COUNTERS, schema.NEXT_SESSION, b"%d" % sid)
+    txn.durable = True  # journals name the session, and no other one gets its number
     txn.put(schema.session_row(sid), FENCE_FIELD, edition)
     put_session(txn, record)
     below = schema.unpack_count(schema.BACKGROUND, schema.VOID, void)
