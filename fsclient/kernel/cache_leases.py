@@ -421,7 +421,7 @@ class Coherence:
         for tell, then in drops:
             self.notifications += 1
             try:
-                tell()
+                _try_to(tell)
             finally:
                 then()
 
@@ -441,13 +441,13 @@ class Coherence:
         assert self._notifier is not None
         for ino, _ in inodes:
             self.notifications += 1
-            self._notifier.inval_inode(ino)
+            _try_to(partial(self._notifier.inval_inode, ino))
 
     def _tell_name(self, parent: Ino, name: bytes) -> None:
         """From a thread that the directory's lock may stop."""
         assert self._notifier is not None
         self.notifications += 1
-        self._notifier.inval_entry(parent, name)
+        _try_to(partial(self._notifier.inval_entry, parent, name))
 
     def _forget_names(self) -> None:
         """The kernel hears of some names too late: it forgets all where one step does that."""
@@ -482,3 +482,11 @@ class Coherence:
                 ended.twice.append((ino, None))  # the listing the kernel may have kept
                 ended.twice.extend((ino, name) for name in list(held))
         return ended
+
+
+def _try_to(tell: _Then) -> None:
+    """Tell the kernel; an error is of this notification, and does not stop those behind it."""
+    try:
+        tell()
+    except OSError as error:
+        log.warning("the kernel was not told of a change: %s", error)

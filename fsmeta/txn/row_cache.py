@@ -38,6 +38,8 @@ from fsmeta.txn.recent_changes import Others, Own, Rows
 ROWS_MAX: Final = 100_000  # about 60 MB with two small records a row
 ROW_FIELDS_MAX: Final = 20_000  # of one row, say a directory's names: about 4 MB
 FIELDS_MAX: Final = 1_000_000  # of all rows, and an eighth more: 150 MB of short names
+BYTES_MAX: Final = 128 << 20  # of values of more than BIG_BYTES, and an eighth more
+BIG_BYTES: Final = 512  # xattrs have 64 KiB, long lists of slices more; ROWS_MAX counts small ones
 _FIELDS_NOTED: Final = 64  # of a read; of a larger one only the row, or a listing stayed in memory
 
 Check: TypeAlias = tuple[bytes, bytes, bytes | None]
@@ -53,6 +55,11 @@ def _lasting(row: bytes, fields: _Mutable) -> _Mutable:
     if row[:1] == INODE_PREFIX and fields.get(ATTR_FIELD):
         return {ATTR_FIELD: fields[ATTR_FIELD]}
     return {}
+
+
+def _big_bytes(fields: Mapping[bytes, bytes | None]) -> int:
+    """How many bytes the big values have."""
+    return sum([len(value) for value in fields.values() if value and len(value) > BIG_BYTES])
 
 
 class Missing:
@@ -84,9 +91,14 @@ class RowCache:
     """A bounded map row → field → value, with the promise of the store beside it."""
 
     def __init__(
-        self, runtime: Runtime, rows_max: int = ROWS_MAX, fields_max: int = FIELDS_MAX
+        self,
+        runtime: Runtime,
+        rows_max: int = ROWS_MAX,
+        fields_max: int = FIELDS_MAX,
+        bytes_max: int = BYTES_MAX,
     ) -> None:
-        self._rows_max, self._fields_max = rows_max, fields_max
+        self._rows_max, self._fields_max, self._bytes_max = rows_max, fields_max, bytes_max
+        self._big_bytes = 0  # of big values, since they were counted; written under _lock
         self._stored = 0  # fields, since they were counted; written under _lock
         self.busy = BusyDirs(runtime.monotonic)
         self._lock = runtime.lock()
@@ -156,7 +168,7 @@ class RowCache:
         """Remember what a read begun at `mark` found."""
         with self._lock:
             self._store(mark, row, fields, vouched)
-            self._own.add((), {row: fields})
+            self._own.add((), {row: None if _big_bytes(fields) else fields})
 
     def fill_page(
         self,
@@ -200,8 +212,10 @@ class RowCache:
                 if quiet and vouched and row not in known:
                     known[row] = fields
                     self._vouched.add(row)
+                    self._big_bytes += _big_bytes(fields)
                 else:
                     self._store(mark, row, fields, vouched)
+            self._shed()
             self._own.add_everything()
             if len(known) > self._rows_max:
                 self._evict()
@@ -272,6 +286,7 @@ class RowCache:
             rows = self._rows
             alone = self._own.count == mark.own
             busy = unwatched.rows
+            before = self._big_bytes
             if vouched and not self._vouched.issuperset([check[0] for check in checks]):
                 self._prove(mark, checks, busy)
             for row in empties:
@@ -293,11 +308,18 @@ class RowCache:
                     self._unlearn(row, fields, write[2] if len(write) > 2 else b"")
                 elif write[0] == PUT and len(fields) < ROW_FIELDS_MAX:
                     fields[write[2]] = write[3]
+                    if len(write[3]) > BIG_BYTES:
+                        self._big_bytes += len(write[3])
                 else:
                     self._follow(fields, write)
+            is_big = self._big_bytes - before > BIG_BYTES
+            self._shed()
             if self.busy.has_any():
                 self._learn(mark, checks, writes, unwatched)
-            self._own.add(writes, _NO_ROWS)
+            if is_big:  # what is noted is not to keep the values
+                self._own.add((), {write[1]: None for write in writes})
+            else:
+                self._own.add(writes, _NO_ROWS)
             if self._others.count != mark.others:
                 for row in {write[1] for write in writes}.union(empties):
                     if self._others.hit(mark.others, row):
@@ -366,6 +388,7 @@ class RowCache:
         elif op == APPEND:
             if write[2] in fields or row in self._complete:
                 fields[write[2]] = (fields.get(write[2]) or b"") + write[3]
+                self._big_bytes += len(write[3])
         else:  # DELETE_ROW; PUT into a row that has grown too large
             self._discard(row)
 
@@ -421,6 +444,8 @@ class RowCache:
             old.update(fields)
         else:
             self._update_unless_overtaken(old, mark, row, fields)
+        self._big_bytes += _big_bytes(fields)
+        self._shed()
         self._stored += len(fields)
         if self._stored > self._fields_max // 8:
             self._count()
@@ -442,6 +467,19 @@ class RowCache:
         """Forget the oldest eighth; insertion order is near enough to age."""
         for row in list(self._rows)[: self._rows_max // 8 + 1]:
             self._discard(row)
+
+    def _shed(self) -> None:
+        """Forget the oldest rows with big values where there may be too many bytes of those."""
+        if self._big_bytes <= self._bytes_max // 8:
+            return
+        self._big_bytes = 0
+        sizes = {row: size for row, fields in self._rows.items() if (size := _big_bytes(fields))}
+        excess = sum(sizes.values()) - self._bytes_max
+        for row, size in sizes.items():
+            if excess <= 0:
+                return
+            self._discard(row)
+            excess -= size
 
     def _count(self) -> None:
         """Forget the oldest rows where they have too many fields together."""

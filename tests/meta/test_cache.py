@@ -408,6 +408,29 @@ def test_names_of_many_directories_are_bounded() -> None:
     assert sum(cache.has_any([row]) for row in rows) == len(known)
 
 
+@pytest.mark.parametrize("grow", ["fill", "fill_rows", "put", "append"])
+def test_big_values_are_bounded(grow: str) -> None:
+    """Rows were, and fields were: 100,000 files with an xattr of 64 KiB each were 6 GiB."""
+    cache, value = RowCache(RUNTIME, bytes_max=1 << 20), b"x" * (16 << 10)
+    rows = [b"t%04d" % n for n in range(1000)]
+    for row in rows:
+        if grow == "fill":
+            cache.fill(cache.mark(), row, {FIELD: value}, True)
+        elif grow == "fill_rows":
+            cache.fill_rows(cache.mark(), {row: {FIELD: value}}, True)
+        elif grow == "put":
+            cache.settle(cache.mark(), [row], [(PUT, row, FIELD, value)], True)
+        else:
+            cache.settle(cache.mark(), [row], [(APPEND, row, FIELD, value)], True)
+    known = [row for row in rows if cache.get(row, FIELD, True) == value]
+    assert 32 <= len(known) <= 80
+    assert known == rows[-len(known) :]  # the oldest went
+    small = [b"s%04d" % n for n in range(2000)]
+    for row in small:
+        cache.fill(cache.mark(), row, {FIELD: b"1"}, True)
+    assert all(cache.get(row, FIELD, True) == b"1" for row in small)
+
+
 def test_a_view_that_remembered_wrongly_begins_again() -> None:
     """What it had from memory comes once more with what it asks for, all of one moment."""
     backend = MemBackend(RUNTIME)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -14,6 +16,7 @@ from fsclient.kernel.contract import Notifier
 from fsmeta.schema import keys
 from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
+from tests.conftest import LogWatch
 from tests.posix.inproc import RUNTIME, memory, meta_only
 from tests.waiting import wait_until
 
@@ -173,4 +176,41 @@ def test_p6_no_name_is_believed_for_long_where_the_kernel_hears_late() -> None:
             assert coherence.entry(ROOT_INO, b"name", attr).entry_ttl == LONG_S
         finally:
             told.free.set()
+            coherence.stop()
+
+
+class Failing(Told):
+    """A kernel that refuses the first notification of each inode and of each name."""
+
+    def inval_inode(self, ino: Ino) -> None:
+        first = ("inode", ino) not in self.seen
+        super().inval_inode(ino)
+        if first:
+            raise OSError(errno.ENOMEM, "no memory")
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        del name
+        self.inval_inode(parent)
+
+    def reload(self, ino: Ino) -> None:
+        self.inval_inode(ino)
+
+
+def test_p6_a_notification_that_fails_stops_none_behind_it(log_watch: LogWatch) -> None:
+    """Answers behind it were never given: who waited for a lock waited on."""
+    log_watch.expect("WARNING fsclient.kernel.cache_leases: the kernel was not told of a change")
+    with meta_only(memory()) as fs:
+        coherence, told = Coherence(fs.meta, RUNTIME), Failing()
+        coherence.start(told)
+        try:
+            answered: list[int] = []
+            for number in range(10, 20):  # the notifier takes several at once
+                assert coherence.drop_pages(Ino(number), partial(answered.append, number))
+            wait_until(lambda: answered == list(range(10, 20)))
+            for number in range(20, 23):
+                coherence.entry(Ino(number), b"name", fs.meta.getattr(ROOT_CALLER, ROOT_INO))
+            coherence._changed([keys.dir_row(Ino(number)) for number in range(20, 23)])
+            for number in range(20, 23):  # the listing and the name, both again
+                wait_until(lambda: told.seen.count(("inode", Ino(number))) == 4)  # noqa: B023
+        finally:
             coherence.stop()
