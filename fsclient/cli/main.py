@@ -147,6 +147,24 @@ def _warmup() -> click.Command:
     return warmup
 
 
+def _destroy() -> click.Command:
+    from fsclient.cli.upkeep.destroy import destroy
+
+    return destroy
+
+
+def _rmr() -> click.Command:
+    from fsclient.cli.tree.rmr import rmr
+
+    return rmr
+
+
+def _summary() -> click.Command:
+    from fsclient.cli.tree.summary import summary
+
+    return summary
+
+
 _TRACEBACK: Final = "SLICEFS_TRACEBACK"
 
 # name → how to import it, and its line in `slicefs --help`
@@ -171,6 +189,9 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[], click.Command], str]]] = {
     "load": (_load, "Make a volume of dumped metadata."),
     "objbench": (_objbench, "Try and measure an object store."),
     "restore-meta": (_restore_meta, "Make a volume from a backup in its object store."),
+    "rmr": (_rmr, "Remove whole trees, in parallel."),
+    "summary": (_summary, "Count a tree, and show what is large in it."),
+    "destroy": (_destroy, "Remove a volume with its objects."),
 }
 
 

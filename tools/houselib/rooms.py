@@ -39,7 +39,7 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "fsclient": (
         ("", "fuse"),
-        ("kernel", "volume"),
+        ("kernel", "volume", "trees"),
         ("files", "fuse/wire"),
         ("fuse/dispatch", "background"),
         ("fuse/mount", "writeback"),
@@ -47,7 +47,7 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("vfs", "upkeep"),
         ("mount",),
         ("cli/options",),
-        ("cli/volume", "cli/mount"),
+        ("cli/volume", "cli/mount", "cli/tree"),
         ("cli/upkeep",),
         ("cli",),
     ),
