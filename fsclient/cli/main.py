@@ -165,6 +165,12 @@ def _summary() -> click.Command:
     return summary
 
 
+def _sync() -> click.Command:
+    from fsclient.cli.tree.sync import sync
+
+    return sync
+
+
 _TRACEBACK: Final = "SLICEFS_TRACEBACK"
 
 # name → how to import it, and its line in `slicefs --help`
@@ -191,6 +197,7 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[], click.Command], str]]] = {
     "restore-meta": (_restore_meta, "Make a volume from a backup in its object store."),
     "rmr": (_rmr, "Remove whole trees, in parallel."),
     "summary": (_summary, "Count a tree, and show what is large in it."),
+    "sync": (_sync, "Make a tree like another: directories, mounts, S3."),
     "destroy": (_destroy, "Remove a volume with its objects."),
 }
 

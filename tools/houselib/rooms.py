@@ -40,7 +40,7 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "fsclient": (
         ("", "fuse"),
         ("kernel", "volume", "trees"),
-        ("files", "fuse/wire"),
+        ("files", "fuse/wire", "sync"),
         ("fuse/dispatch", "background"),
         ("fuse/mount", "writeback"),
         ("fuse/session", "control"),
