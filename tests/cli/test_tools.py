@@ -1,0 +1,84 @@
+"""R1: `bench`, `mdtest`, `doctor`, `version` and `-q`, `-v`, as an operator runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import click
+
+from fsclient.cli import main
+from fsclient.upkeep.doctor import cleaned
+from tests.faults.program import Volume, needs_mounts, slicefs, succeed
+
+
+@needs_mounts
+def test_a_mount_is_measured_and_described(embedded: Volume, tmp_path: Path) -> None:
+    embedded.format()
+    mount = embedded.mount()
+    words = ("--big-file-size", "2MiB", "--small-file-size", "4KiB", "--small-file-count", "5")
+    table = succeed("bench", mount.path, *words).splitlines()
+    assert table[0].split()[:2] == ["MiB/s", "ops/s"]
+    assert [line[:16].strip() for line in table[1:]] == [
+        "write big file",
+        "read big file",
+        "write small file",
+        "read small file",
+        "stat file",
+    ]
+    told = json.loads(succeed("mdtest", mount.path, "--depth", "1", "--files", "2", "--json"))
+    counts = {each["what"]: each["operations"] for each in told["phases"]}
+    assert (counts["mkdir"], counts["create"], counts["rename"]) == (16, 32, 32)
+    assert os.listdir(mount.path) == []
+    out = tmp_path / "report.tar.gz"
+    with embedded.log.open("a") as log:
+        log.write("redis://admin:hunter2@host/1 is away\n")
+    words = ("--meta", embedded.meta, "--log", str(embedded.log), "--out", str(out))
+    said = succeed("doctor", mount.path, *words)
+    assert said.startswith(f"{out}: ")
+    assert out.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(out) as tar:
+        found = {each.name.partition("/")[2]: tar.extractfile(each) for each in tar}
+        read = {name: file.read().decode() for name, file in found.items() if file is not None}
+    assert json.loads(read["status.json"])["volume"]["name"] == "testvol"
+    assert json.loads(read["config"])["mount"]["pid"] == mount.pid
+    assert "slicefs_open_handles" in read["stats"]
+    assert "VmRSS" in read["process/status"]
+    assert "redis://***@host/1 is away" in read["log"]
+    assert "hunter2" not in "".join(read.values())
+    again = slicefs("doctor", mount.path, "--out", out)
+    assert (again.code, "exists already" in again.err) == (1, True)
+    embedded.end()
+
+
+def test_secrets_are_replaced() -> None:
+    text = "SECRET_KEY=abc access-key: 'AKIAABCDEFGHIJKLMNOP' tikv://h/p redis://:p%40w@h/1"
+    assert cleaned(text) == "SECRET_KEY=*** access-key: '***' tikv://h/p redis://***@h/1"
+
+
+def test_places_that_are_none(tmp_path: Path) -> None:
+    assert "is no directory" in slicefs("bench", tmp_path / "none").err
+    said = slicefs("doctor", tmp_path)
+    assert (said.code, len(said.err.splitlines())) == (1, 1)
+    assert "is no SliceFS mount" in said.err
+    assert slicefs("-q", "-v", "version").code == 2
+
+
+def test_version_tells_scripts() -> None:
+    told = json.loads(succeed("-q", "version", "--json"))
+    assert told["slicefs"]
+    assert told["metadata_version"] >= 3
+    assert told["kernel"] == os.uname().release
+
+
+def test_new_commands_end_their_help_with_examples() -> None:
+    context = click.Context(main.commands)
+    names = ("rmr", "summary", "sync", "destroy", "bench", "mdtest", "doctor", "version", "info")
+    for name in names:
+        command = main.commands.get_command(context, name)
+        assert command is not None
+        assert command.epilog is not None
+        assert command.epilog.count("\n  slicefs ") == 2, name
+        assert any("--json" in each.opts for each in command.params), name
