@@ -8,9 +8,12 @@ import tarfile
 from pathlib import Path
 
 import click
+import pytest
 
 from fsclient.cli import main
+from fsclient.mount.fstab import fstab_line, update_fstab
 from fsclient.upkeep.doctor import cleaned
+from fsmeta.errors import ConfigError
 from tests.faults.program import Volume, needs_mounts, slicefs, succeed
 
 
@@ -82,3 +85,35 @@ def test_new_commands_end_their_help_with_examples() -> None:
         assert command.epilog is not None
         assert command.epilog.count("\n  slicefs ") == 2, name
         assert any("--json" in each.opts for each in command.params), name
+
+
+@needs_mounts
+def test_a_mount_gets_its_line_in_fstab(embedded: Volume, tmp_path: Path) -> None:
+    """Once however often it is mounted; other lines stay, and a foreign one is never replaced."""
+    embedded.format()
+    fstab = tmp_path / "fstab"
+    fstab.write_text("# mine\n/dev/sda1 / ext4 defaults 0 1\n")
+    fstab.chmod(0o640)
+    words = ("--update-fstab", "--fstab", str(fstab), "--backup-meta", "2h")
+    mount = embedded.mount(*words)
+    lines = fstab.read_text().splitlines()
+    assert lines[:2] == ["# mine", "/dev/sda1 / ext4 defaults 0 1"]
+    assert lines[2:] == [
+        f"{embedded.meta} {mount.path} slicefs log={embedded.log},backup-meta=7200,"
+        "cache-dir=none,_netdev,nofail 0 0"
+    ]
+    assert fstab.stat().st_mode & 0o777 == 0o640
+    assert update_fstab(lines[2], str(fstab)) is False
+    foreign = f"x {mount.path} ext4 defaults 0 0\n"
+    fstab.write_text(foreign)
+    with pytest.raises(ConfigError, match="has a ext4 file system on"):
+        update_fstab(lines[2], str(fstab))
+    assert fstab.read_text() == foreign
+    with pytest.raises(ConfigError, match="has a password"):
+        fstab_line("redis://:secret@host/1", "/mnt", ())
+    assert fstab_line("redis://h/1", "/m n", ("ro",)) == (
+        "redis://h/1 /m\\040n slicefs ro,_netdev,nofail 0 0"
+    )
+    refused = slicefs("mount", "--update-fstab", embedded.meta, mount.path)
+    assert "for mounts in the background: add -d" in refused.err
+    embedded.end()
