@@ -196,6 +196,12 @@ def _version() -> click.Command:
     return version
 
 
+def _compact() -> click.Command:
+    from fsclient.cli.tree.compact import compact
+
+    return compact
+
+
 _TRACEBACK: Final = "SLICEFS_TRACEBACK"
 
 # name → how to import it, and its line in `slicefs --help`
@@ -223,6 +229,7 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[], click.Command], str]]] = {
     "rmr": (_rmr, "Remove whole trees, in parallel."),
     "summary": (_summary, "Count a tree, and show what is large in it."),
     "sync": (_sync, "Make a tree like another: directories, mounts, S3."),
+    "compact": (_compact, "Rewrite the scattered chunks of files."),
     "bench": (_bench, "Measure reading and writing on a mount."),
     "mdtest": (_mdtest, "Measure metadata operations on a mount."),
     "doctor": (_doctor, "Write a bundle for a report of a problem."),

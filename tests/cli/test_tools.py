@@ -78,8 +78,19 @@ def test_version_tells_scripts() -> None:
 
 def test_new_commands_end_their_help_with_examples() -> None:
     context = click.Context(main.commands)
-    names = ("rmr", "summary", "sync", "destroy", "bench", "mdtest", "doctor", "version", "info")
-    for name in names:
+    names = (
+        "rmr",
+        "summary",
+        "sync",
+        "destroy",
+        "bench",
+        "mdtest",
+        "doctor",
+        "version",
+        "info",
+        "compact",
+    )
+    for name in (*names, "compact"):
         command = main.commands.get_command(context, name)
         assert command is not None
         assert command.epilog is not None

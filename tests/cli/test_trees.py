@@ -97,3 +97,26 @@ def test_a_link_that_is_swapped_under_rmr_is_not_followed(tmp_path: Path) -> Non
     assert remove([str(top)], runtime).failed == 0
     assert not top.exists()
     assert (target / "kept").exists()
+
+
+@needs_mounts
+def test_a_file_is_compacted_when_asked(embedded: Volume) -> None:
+    """Twelve times the same 64 KiB: most bytes are hidden, in fewer commits than mounts look at."""
+    embedded.format()
+    mount = embedded.mount()
+    (mount.path / "d").mkdir()
+    path = mount.path / "d" / "file"
+    for number in range(12):
+        with path.open("r+b" if number else "wb") as file:
+            file.write(b"%c" % (65 + number) * (64 << 10))
+            file.flush()
+            os.fsync(file.fileno())
+    told = json.loads(succeed("compact", mount.path / "d", "--json"))
+    assert (told["files"], told["chunks"], told["failed"]) == (1, 1, 0)
+    assert told["compacted"] == 1
+    (chunk,) = json.loads(succeed("info", path, "--json"))["chunks"]
+    assert len(chunk["slices"]) == 1
+    assert path.read_bytes() == b"L" * (64 << 10)
+    assert succeed("compact", path) == "1 files, 0 of 1 chunks rewritten\n"
+    assert "is not on a SliceFS mount" in slicefs("compact", embedded.base).err
+    embedded.end()
