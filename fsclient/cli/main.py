@@ -9,6 +9,7 @@ needs.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -147,6 +148,60 @@ def _warmup() -> click.Command:
     return warmup
 
 
+def _destroy() -> click.Command:
+    from fsclient.cli.upkeep.destroy import destroy
+
+    return destroy
+
+
+def _rmr() -> click.Command:
+    from fsclient.cli.tree.rmr import rmr
+
+    return rmr
+
+
+def _summary() -> click.Command:
+    from fsclient.cli.tree.summary import summary
+
+    return summary
+
+
+def _sync() -> click.Command:
+    from fsclient.cli.tree.sync import sync
+
+    return sync
+
+
+def _bench() -> click.Command:
+    from fsclient.cli.tree.bench import bench
+
+    return bench
+
+
+def _mdtest() -> click.Command:
+    from fsclient.cli.tree.bench import mdtest
+
+    return mdtest
+
+
+def _doctor() -> click.Command:
+    from fsclient.cli.upkeep.doctor import doctor
+
+    return doctor
+
+
+def _version() -> click.Command:
+    from fsclient.cli.upkeep.version import version
+
+    return version
+
+
+def _compact() -> click.Command:
+    from fsclient.cli.tree.compact import compact
+
+    return compact
+
+
 _TRACEBACK: Final = "SLICEFS_TRACEBACK"
 
 # name → how to import it, and its line in `slicefs --help`
@@ -171,6 +226,15 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[], click.Command], str]]] = {
     "load": (_load, "Make a volume of dumped metadata."),
     "objbench": (_objbench, "Try and measure an object store."),
     "restore-meta": (_restore_meta, "Make a volume from a backup in its object store."),
+    "rmr": (_rmr, "Remove whole trees, in parallel."),
+    "summary": (_summary, "Count a tree, and show what is large in it."),
+    "sync": (_sync, "Make a tree like another: directories, mounts, S3."),
+    "compact": (_compact, "Rewrite the scattered chunks of files."),
+    "bench": (_bench, "Measure reading and writing on a mount."),
+    "mdtest": (_mdtest, "Measure metadata operations on a mount."),
+    "doctor": (_doctor, "Write a bundle for a report of a problem."),
+    "version": (_version, "Show versions."),
+    "destroy": (_destroy, "Remove a volume with its objects."),
 }
 
 
@@ -201,8 +265,15 @@ class _Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="slicefs", prog_name="slicefs")
-def commands() -> None:
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no warnings, only errors.")
+@click.option("-v", "--verbose", count=True, help="Log what is done; -vv: in detail.")
+def commands(quiet: bool, verbose: int) -> None:
     """A POSIX file system with metadata in Redis, TiKV or SQLite and data in an object store."""
+    if quiet and verbose:
+        raise click.UsageError("-q and -v: choose one")
+    if quiet or verbose:
+        level = logging.ERROR if quiet else logging.INFO if verbose == 1 else logging.DEBUG
+        logging.basicConfig(level=level, format="slicefs: %(levelname)s %(name)s: %(message)s")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fsclient.control.clone_jobs import CLONE_XATTR, Cloner
+from fsclient.control.compact_xattr import COMPACT_XATTR, Compaction
 from fsclient.control.durable_xattr import DURABLE_XATTR, Durable
 from fsclient.control.info_xattr import describe, page_of
 from fsclient.control.warmup_server import WARM_XATTR, Warmer
@@ -27,8 +28,11 @@ OWN_XATTRS: Final = b"user.slicefs."
 class Questions:
     """Who answers which."""
 
-    def __init__(self, meta: Meta, cloner: Cloner, durable: Durable) -> None:
+    def __init__(
+        self, meta: Meta, cloner: Cloner, durable: Durable, compaction: Compaction
+    ) -> None:
         self._meta = meta
+        self._compaction = compaction
         self.durable = durable
         self.cloner = cloner
         self.warmer: Warmer | None = None  # set before anything is served
@@ -38,6 +42,7 @@ class Questions:
         """End what was asked for and is under way."""
         self.cloner.close()
         self.durable.close()
+        self._compaction.close()
 
     def ask(self, caller: Caller, root: Ino, ino: Ino, name: bytes, value: bytes) -> bool:
         """Whether who sets `name` asks for something. Raises: as the one who does it."""
@@ -46,11 +51,15 @@ class Questions:
         self.cloner.ask(caller, root, ino, name, value)
         return True
 
-    def later(self, ino: Ino, name: bytes, durable: WriteBack | None) -> Later[bytes] | None:
+    def later(
+        self, caller: Caller, ino: Ino, name: bytes, durable: WriteBack | None
+    ) -> Later[bytes] | None:
         """What is asked with `name`, where the answer takes a while; else None: `answer` has it.
 
         Raises: as `answer`.
         """
+        if name == COMPACT_XATTR:
+            return self._compaction.later(caller, ino)
         if not name.startswith(DURABLE_XATTR):
             return None
         return self.durable.later(durable, ino, name)

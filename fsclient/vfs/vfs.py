@@ -16,6 +16,7 @@ import stat
 from collections.abc import Sequence
 
 from fsclient.control.clone_jobs import Cloner
+from fsclient.control.compact_xattr import COMPACT_XATTR, Compaction
 from fsclient.control.control_xattrs import Questions
 from fsclient.control.durable_xattr import Durable
 from fsclient.files.atimes import Atimes
@@ -62,7 +63,8 @@ class VFS:
         self._ranges = FileRanges(meta, self.files, self.io)
         self.xattrs = Xattrs(meta)
         cloner = Cloner(meta, self.io, self.coherence, runtime)
-        self.questions = Questions(meta, cloner, Durable(meta, self.io, runtime))
+        compaction = Compaction(meta, self.io, data.blocks, self.files, runtime)
+        self.questions = Questions(meta, cloner, Durable(meta, self.io, runtime), compaction)
         self.locks = FileLocks(meta, self.io, self.files, self.coherence, runtime)
         self.cancel = self.locks.cancel
         self._virtual = virtual
@@ -243,8 +245,11 @@ class VFS:
             self.xattrs.setxattr(caller, ino, name, value, flags, kill_sgid)
 
     def question(self, caller: Caller, ino: Ino, name: bytes) -> Later[bytes] | None:
-        del caller
-        return None if self._virtual.owns(ino) else self.questions.later(ino, name, self.durable)
+        if self._virtual.owns(ino):
+            return None
+        if name == COMPACT_XATTR:
+            self._require_changeable(ino)
+        return self.questions.later(caller, ino, name, self.durable)
 
     def getxattr(self, caller: Caller, ino: Ino, name: bytes) -> bytes:
         if self._virtual.owns(ino):

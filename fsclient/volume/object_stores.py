@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -262,6 +262,29 @@ def _whole(settings: VolumeFormat, parts: Sequence[ObjectStore]) -> ObjectStore:
     """The parts as one store, keyed as the volume was formatted."""
     keyed = [hashed(part) for part in parts] if settings.hash_prefix else parts
     return keyed[0] if len(keyed) == 1 else Sharded(keyed)
+
+
+def released(
+    settings: VolumeFormat, runtime: Runtime, overrides: Mapping[str, str] | None = None
+) -> None:
+    """Remove the marks by which `claimed` made a store the volume's, and its empty directories.
+
+    Raises: ConfigError, Unavailable.
+    """
+    if not all(os.path.isdir(root) for root in directories(settings)):
+        return
+    opener = _Opener(settings, runtime, overrides)
+    for number in range(opener.count()):
+        part = opener.open(number)
+        try:
+            retrying = Retrying(runtime, part, _OPENING)
+            retrying.delete(CHECK_KEY, OWNER_KEY)
+        finally:
+            part.close()
+    for root in directories(settings):
+        for path, _, _ in os.walk(root, topdown=False):
+            with suppress(OSError):  # something else is in it
+                os.rmdir(path)
 
 
 def _require_owner(objects: ObjectStore, settings: VolumeFormat) -> None:

@@ -33,7 +33,7 @@ def test_an_unforeseen_error_is_one_line_with_a_remedy(
     def broken(*_: object) -> None:
         raise RuntimeError("nobody foresaw this")
 
-    monkeypatch.setattr(status, "_report", broken)
+    monkeypatch.setattr(status, "report", broken)
     assert main.run(["status", meta]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "RuntimeError: nobody foresaw this: a bug, please report it" in line

@@ -11,32 +11,62 @@ from typing import Any, Final
 
 import click
 
+from fsclient.cli.options.examples import examples
+from fsclient.cli.options.options import complete_files
+from fsclient.cli.options.progress import ProgressLine
 from fsclient.control.info_xattr import ask
 from fsclient.control.warmup_client import caches, look, share, where
+from fsclient.trees.summary import Summary, summarize
 from fsclient.volume.units import format_size
 from fsmeta.errors import ConfigError
+from fsmeta.runtime import SystemRuntime
 
 LINES_MAX: Final = 100  # of chunks and slices, unless --all
 
 
-@click.command()
-@click.argument("path", type=click.Path())
+@click.command(
+    epilog=examples("slicefs info /mnt/vol/model.pt", "slicefs info -r --json /mnt/vol/dataset")
+)
+@click.argument("path", type=click.Path(), shell_complete=complete_files)
+@click.option("-r", "--recursive", is_flag=True, help="Count what is below PATH, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: everything.")
 @click.option("--all", "every", is_flag=True, help=f"More than the first {LINES_MAX} slices.")
-def info(path: str, as_json: bool, every: bool) -> None:
+def info(path: str, recursive: bool, as_json: bool, every: bool) -> int:
     """Show inode, parents, ACLs, flags, chunks and slices of PATH on a SliceFS mount."""
     if not path:  # an unset variable, most likely
         raise ConfigError("the path is empty: name a file or directory")
     pages = _pages(path)
     first = next(pages)
     cached = _cached(path, first["size"])
+    below = _below(path) if recursive else None
     if as_json:
-        click.echo(json.dumps({**_whole(first, pages), "cached": cached}))
-        return
+        shown = {"path": path, **_whole(first, pages), "cached": cached}
+        if below is not None:
+            shown["below"] = below.plain()
+        click.echo(json.dumps(shown))
+        return 1 if below is not None and below.failed else 0
     _print(path, first)
+    if below is not None:
+        click.echo(f"files       {below.top.files}")
+        click.echo(f"directories {below.top.directories}")
+        click.echo(f"length      {below.top.bytes} ({format_size(below.top.bytes)})")
+        click.echo(f"space       {below.top.space} ({format_size(below.top.space)})")
+        for each in below.failures:
+            click.echo(f"slicefs: {each.path}: {each.why}", err=True)
     if cached is not None:
         click.echo(f"cached      {_words(cached)}")
     _print_chunks(chain((first,), pages), path, None if every else LINES_MAX)
+    return 1 if below is not None and below.failed else 0
+
+
+def _below(path: str) -> Summary:
+    """What is below a directory. Raises: OSError."""
+    runtime = SystemRuntime()
+    line = ProgressLine(runtime)
+    try:
+        return summarize(path, runtime, progress=lambda files: line.show(f"{files} files"))
+    finally:
+        line.clear()
 
 
 def _pages(path: str) -> Iterator[dict[str, Any]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from fsclient.cli.options.cache_flags import CACHE_WORDS, cache_options, cache_request
 from fsclient.cli.options.key_options import key_options, offered
@@ -28,7 +30,9 @@ from fsclient.cli.options.writeback_options import (
 from fsclient.fuse.mount.mount_options import ATIME_MODES, is_known, with_atime
 from fsclient.fuse.session.idle_poll import MODES
 from fsclient.mount.daemon import Untold, daemonize, default_log
+from fsclient.mount.fstab import FSTAB, fstab_line, update_fstab
 from fsclient.mount.serve import MountRequest, serve
+from fsclient.volume.metadata_url import sqlite_file
 from fsclient.volume.object_stores import TIMEOUT_S, Pacing
 from fsclient.volume.units import format_size
 from fsdata.files.upload_pool import FAR_UPLOADS, UPLOAD_THREADS
@@ -177,6 +181,8 @@ _SEVERAL: Final = ("store_options", "cache_dir")  # each time adds to the times 
     "/var/log/slicefs.log (users: ~/.slicefs/slicefs.log).",
 )
 @click.option("--debug", is_flag=True, help="Log every request.")
+@click.option("--update-fstab", is_flag=True, help="With -d: mount at each boot, too (/etc/fstab).")
+@click.option("--fstab", default=FSTAB, hidden=True)
 @click.pass_context
 def mount(
     ctx: click.Context,
@@ -225,10 +231,50 @@ def mount(
         settings["pack_below"],
         settings["tikv_gc"] == "auto",
     )
+    line = ""
+    if settings["update_fstab"]:
+        if not background:
+            raise ConfigError("--update-fstab is for mounts in the background: add -d")
+        file = sqlite_file(meta)
+        place = meta if file is None else f"sqlite://{file}"
+        line = fstab_line(place, request.mountpoint, _fstab_words(ctx, words, read_only))
     if not background:
         return serve(request, Untold())
     log_file = os.path.abspath(request.log_file or default_log())
-    return daemonize(lambda teller: serve(request._replace(log_file=None), teller), log_file)
+    code = daemonize(lambda teller: serve(request._replace(log_file=None), teller), log_file)
+    if line and not code:
+        update_fstab(line, settings["fstab"])
+    return code
+
+
+def _fstab_words(ctx: click.Context, words: Sequence[str], read_only: bool) -> list[str]:
+    """The options of this command line as mount(8) takes them. Raises: ConfigError."""
+    out = [word for group in words for word in group.split(",") if word]
+    out += ["ro"] if read_only and "ro" not in out else []
+    for word, name in _WORDS.items():
+        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = ctx.params[name]
+        for each in value if isinstance(value, tuple) and name in _SEVERAL else (value,):
+            text = _fstab_value(name, each)
+            if "," in text:
+                raise ConfigError(f"--update-fstab: --{word} {text}: fstab takes no comma")
+            out.append(word if each is True else f"{word}={text}")
+    return out
+
+
+def _fstab_value(name: str, value: object) -> str:
+    """A value as it is typed; paths are absolute, for mount(8) works in /. Raises: ConfigError."""
+    if isinstance(value, tuple):
+        return ":".join(map(str, value))
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = str(value)
+    if name in ("log", "staging_dir", "encrypt_rsa_key"):
+        return os.path.abspath(text)
+    if name == "cache_dir" and not text.startswith("/") and text != "none":
+        raise ConfigError(f"--update-fstab: --cache-dir {text}: write an absolute path")
+    return text
 
 
 def _check_buffer(size_bytes: int) -> None:

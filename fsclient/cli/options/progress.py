@@ -25,7 +25,7 @@ class ProgressLine:
     def __init__(self, runtime: Runtime) -> None:
         self._clock = runtime.monotonic
         self._next = 0.0
-        self.on = sys.stderr.isatty() and not _prints_json()
+        self.on = sys.stderr.isatty() and not _is_silent()
         self._dirty = False
 
     def show(self, text: str) -> None:
@@ -48,10 +48,12 @@ class ProgressLine:
             print(_CLEAR, end="", file=sys.stderr, flush=True)
 
 
-def _prints_json() -> bool:
-    """Whether the command that runs was asked for JSON."""
+def _is_silent() -> bool:
+    """Whether the command that runs was asked for JSON, or to be quiet (`slicefs -q`)."""
     context = click.get_current_context(silent=True)
     words = {} if context is None else context.params
+    if context is not None and context.find_root().params.get("quiet"):
+        return True
     return bool(words.get("as_json") or words.get("as_json_"))
 
 

@@ -28,13 +28,13 @@ def status(meta: str, as_json: bool) -> None:
     store = open_store(meta, runtime)
     try:
         with naming(meta):
-            report = _report(Meta(store, runtime, META_WAIT_S), runtime.now_ns())
+            found = report(Meta(store, runtime, META_WAIT_S), runtime.now_ns())
     finally:
         store.close()
     if as_json:
-        click.echo(json.dumps(report, indent=2))
+        click.echo(json.dumps(found, indent=2))
     else:
-        _print(report)
+        _print(found)
 
 
 def _print_quotas(quotas: dict[str, Any]) -> None:
@@ -48,7 +48,8 @@ def _print_quotas(quotas: dict[str, Any]) -> None:
         click.echo(f"  {each['percent']:>5.1f}%  {name}")
 
 
-def _report(meta: Meta, now_ns: int) -> dict[str, Any]:
+def report(meta: Meta, now_ns: int) -> dict[str, Any]:
+    """What `status --json` prints."""
     usage = meta.statfs()
     settings = meta.format.shown()
     count, near = near_full(meta)

@@ -1,0 +1,1 @@
+"""Commands on trees: rmr, summary, sync, bench, mdtest."""

@@ -1,0 +1,68 @@
+"""`slicefs compact`: scattered chunks of files are rewritten."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from fsclient.cli.options.examples import examples
+from fsclient.cli.options.jobs import require_mount
+from fsclient.cli.options.options import complete_files
+from fsclient.cli.options.progress import ProgressLine
+from fsclient.trees.compact import THREADS, compact as compact_paths
+from fsmeta.errors import ConfigError
+from fsmeta.runtime import SystemRuntime
+
+_SHOWN_MAX = 20
+
+
+@click.command(
+    epilog=examples("slicefs compact /mnt/vol/log.bin", "slicefs compact -p 8 /mnt/vol/database")
+)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH…", shell_complete=complete_files)
+@click.option(
+    "-p",
+    "--threads",
+    type=click.IntRange(1, 64),
+    default=THREADS,
+    show_default=True,
+    help="Files at once.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compact(paths: tuple[str, ...], threads: int, as_json: bool) -> int:
+    """Have the mount rewrite the scattered chunks of PATH, or of all files below it.
+
+    A chunk is rewritten where that pays: it has many small slices, or more hidden than visible
+    bytes. Mounts do so by themselves while they write; this is for files that were written by
+    others or before. Only root and the owner of a file may ask.
+    """
+    for path in paths:
+        try:
+            require_mount(path)
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path} does not exist") from error
+        except OSError as error:
+            raise ConfigError(
+                f"{path} is not on a SliceFS mount: use `slicefs gc --compact META`"
+            ) from error
+    runtime = SystemRuntime()
+    line = ProgressLine(runtime)
+    try:
+        done = compact_paths(
+            paths,
+            runtime,
+            threads,
+            lambda files, chunks: line.show(f"{files} files, {chunks} chunks"),
+        )
+    finally:
+        line.clear()
+    for each in done.failures[:_SHOWN_MAX] if not as_json else ():
+        click.echo(f"slicefs: {each.path}: {each.why}", err=True)
+    if as_json:
+        failures = [each._asdict() for each in done.failures]
+        click.echo(json.dumps({**done._asdict(), "paths": paths, "failures": failures}, indent=2))
+    else:
+        end = f", {done.failed} failures" if done.failed else ""
+        click.echo(f"{done.files} files, {done.compacted} of {done.chunks} chunks rewritten{end}")
+    return 1 if done.failed else 0

@@ -1,0 +1,1 @@
+"""Copying trees between directories, mounts and S3 prefixes: what `slicefs sync` does."""

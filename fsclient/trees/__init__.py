@@ -1,0 +1,1 @@
+"""Work on directory trees through system calls: walking, removing, counting, measuring."""
