@@ -21,8 +21,14 @@ from fsclient.files.data_services import DataSide
 from fsclient.files.slice_committer import ignore_slices
 from fsclient.files.write_errors import Lost
 from fsclient.kernel.virtual import VirtualFiles
-from fsclient.mount.metrics import Metrics, data_numbers, metadata_numbers
 from fsclient.mount.process_limits import find_limits
+from fsclient.observe.registry import Metrics
+from fsclient.observe.sources import (
+    cache_levels,
+    data_numbers,
+    metadata_numbers,
+    request_latencies,
+)
 from fsclient.vfs.vfs import VFS
 from fsclient.volume.cache_options import CacheOptions, open_cache
 from fsclient.volume.metadata_url import CODECS
@@ -267,6 +273,12 @@ class Client:
         self.metrics.add(lambda: metadata_numbers(self.meta))
         self.metrics.add(lambda: data_numbers(self.budget, self.cache, self.blocks))
         self.metrics.add(stack.numbers)
+        timed = stack.metered
+        self.metrics.add_latencies(
+            lambda: request_latencies("object_request_duration_seconds", timed.readings())
+        )
+        disk = {}.copy if self.disk_cache is None else self.disk_cache.numbers
+        self.metrics.add(lambda: cache_levels(self.cache, disk(), timed.snapshot()))
         self._leaving = stack.leaving
         self._retrying = stack.retrying
         if self.disk_cache is not None:
@@ -280,7 +292,7 @@ class Client:
         return {
             "upload_threads": self._uploads.threads(),
             "open_handles": self.vfs.files.handle_count(),
-            "kernel_notifications_total": self.vfs.coherence.notifications,
+            **self.vfs.coherence.numbers(),
             "inodes_purged_total": self.background.purged,
             "trash_expired_total": self.background.expired,
             "slices_deleted_total": self.background.deleted,

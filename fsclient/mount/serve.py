@@ -25,8 +25,8 @@ from fsclient.mount.client import Client, ClientOptions
 from fsclient.mount.daemon import Teller, open_log
 from fsclient.mount.exit_status import LEFT, Testament, telling
 from fsclient.mount.gc_tuning import tune
-from fsclient.mount.metrics import operation_numbers
 from fsclient.mount.process_limits import raise_limits
+from fsclient.observe.sources import operation_latencies, operation_numbers, request_latencies
 from fsclient.volume.cache_options import CacheOptions
 from fsclient.volume.metadata_url import naming, open_store, require_apart, require_sound
 from fsclient.volume.mount_root import find_root
@@ -37,6 +37,7 @@ from fsclient.writeback.writeback import Staging
 from fsdata.resources.memory_budget import BUFFER_BYTES
 from fsmeta.errors import ConfigError, Rewound, StoreError
 from fsmeta.runtime import Runtime, SystemRuntime
+from fsmeta.store.metered import MeteredStore
 from fsmeta.store.url import shown_url
 from fsmeta.txn.retry import DEADLINE_S
 from fsmeta.types import ROOT_INO
@@ -104,8 +105,9 @@ def serve(request: MountRequest, teller: Teller) -> int:
     _fail_on_signal()
     idle = IdlePolling(runtime, request.idle_poll)
     teller.step(f"the metadata in {shown_url(request.meta)}")
-    store = open_store(
-        request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc
+    store = MeteredStore(
+        open_store(request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc),
+        runtime,
     )
     try:
         review = require_sound(request.meta, store)
@@ -115,6 +117,9 @@ def serve(request: MountRequest, teller: Teller) -> int:
             log.info("%s", note)
         with naming(request.meta):
             client = Client(store, runtime, options, offer=request.offer, step=teller.step)
+        client.metrics.add_latencies(
+            lambda: request_latencies("meta_request_duration_seconds", store.readings())
+        )
         if request.staging.options is None:
             warn_of_journals(request.staging.others, client.meta.format.uuid)
         client.vfs.root = find_root(client.meta, request.subdir, request.snapshot)
@@ -180,6 +185,7 @@ def _serve_session(
         client.vfs.questions.on_remount = lambda: _obey_flags(client, mounted.mountpoint)
         _obey_flags(client, mounted.mountpoint)
         client.metrics.add(lambda: operation_numbers(session.snapshot()))
+        client.metrics.add_latencies(lambda: operation_latencies(session.snapshot()))
         client.metrics.add(idle.numbers)
         ending = Ending(session, mounted.mountpoint, runtime)
     except BaseException:
