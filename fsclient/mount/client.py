@@ -22,7 +22,8 @@ from fsclient.files.slice_committer import ignore_slices
 from fsclient.files.write_errors import Lost
 from fsclient.kernel.virtual import VirtualFiles
 from fsclient.mount.process_limits import find_limits
-from fsclient.observe.registry import Metrics
+from fsclient.observe.observer import Observer
+from fsclient.observe.options import ObserveOptions
 from fsclient.observe.sources import (
     cache_levels,
     data_numbers,
@@ -64,6 +65,8 @@ log = logging.getLogger(__name__)
 PREFETCH_THREADS: Final = 4
 STAGED_UPLOADS: Final = 2  # for each of `upload_threads`: while the store thinks, others send
 STREAM_SHARE: Final = 4 * BLOCK_BYTES_MAX  # uploads of write-back take at most 1/4 of the memory
+SILENT_BEATS: Final = 2  # of the heartbeat that may fail before a mount counts as unhealthy
+SILENT_S: Final = 5.0  # and this much besides, for a store that is slow
 DRAIN_S: Final = 10.0  # how long leaving may take to delete what is dead
 
 
@@ -122,6 +125,7 @@ class Client:
         offer: KeyOffer | None = None,
         cache_files: CacheFiles | None = None,
         step: Callable[[str], object] = bool,
+        observer: Observer | None = None,
     ) -> None:
         """`objects` stands in for the store that the volume's settings name, `staging` for the
         directory of a journal; `offer` opens the volume; `cache_files` stands in for the disks of
@@ -158,7 +162,8 @@ class Client:
         self._prefetch_pool = WorkerPool(runtime, "prefetch", self.options.prefetch_threads)
         prefetcher = Prefetcher(self._prefetch_pool, self.budget, self.blocks)
         data = DataSide(self.blocks, self.budget, self._uploads, prefetcher, ReadEpoch(runtime))
-        self.metrics = Metrics()
+        self.observer = observer or Observer(ObserveOptions(), runtime)
+        self.metrics = self.observer.metrics
         virtual = VirtualFiles(
             runtime, {b".stats": self.metrics.text, b".config": self._config_text}
         )
@@ -291,6 +296,7 @@ class Client:
     def _own_numbers(self) -> dict[str, float]:
         return {
             "upload_threads": self._uploads.threads(),
+            "meta_silent_seconds": self.background.silent_s(),
             "open_handles": self.vfs.files.handle_count(),
             **self.vfs.coherence.numbers(),
             "inodes_purged_total": self.background.purged,
@@ -346,6 +352,15 @@ class Client:
     def _announce(self) -> None:
         assert self.writeback is not None, "called where it is there"
         self.writeback.announce(socket.gethostname())
+
+    def trouble(self) -> str:
+        """What is wrong with the mount, for `/healthz`; nothing where all is well."""
+        if self.vfs.is_frozen():
+            return "read-only: its metadata are corrupt, or have gone back; see the log"
+        silent = self.background.silent_s()
+        if silent > SILENT_BEATS * self.options.heartbeat_s + SILENT_S:
+            return f"the metadata store has not answered for {silent:.0f} s"
+        return ""
 
     def unstored_bytes(self) -> int:
         """What is written and not in the object store yet."""

@@ -26,6 +26,8 @@ from fsclient.mount.daemon import Teller, open_log
 from fsclient.mount.exit_status import LEFT, Testament, telling
 from fsclient.mount.gc_tuning import tune
 from fsclient.mount.process_limits import raise_limits
+from fsclient.observe.observer import Observer
+from fsclient.observe.options import ObserveOptions
 from fsclient.observe.sources import operation_latencies, operation_numbers, request_latencies
 from fsclient.volume.cache_options import CacheOptions
 from fsclient.volume.metadata_url import naming, open_store, require_apart, require_sound
@@ -74,6 +76,7 @@ class MountRequest(NamedTuple):
     snapshot: str = ""  # of that directory; "": itself
     pack_below: int | None = None
     tikv_gc: bool = True  # have old values in TiKV dropped, if this client leads
+    observe: ObserveOptions = ObserveOptions()
 
 
 def serve(request: MountRequest, teller: Teller) -> int:
@@ -104,6 +107,7 @@ def serve(request: MountRequest, teller: Teller) -> int:
     )
     _fail_on_signal()
     idle = IdlePolling(runtime, request.idle_poll)
+    observer = Observer(request.observe, runtime)
     teller.step(f"the metadata in {shown_url(request.meta)}")
     store = MeteredStore(
         open_store(request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc),
@@ -116,7 +120,9 @@ def serve(request: MountRequest, teller: Teller) -> int:
         for note in review.notes:
             log.info("%s", note)
         with naming(request.meta):
-            client = Client(store, runtime, options, offer=request.offer, step=teller.step)
+            client = Client(
+                store, runtime, options, offer=request.offer, step=teller.step, observer=observer
+            )
         client.metrics.add_latencies(
             lambda: request_latencies("meta_request_duration_seconds", store.readings())
         )
@@ -187,6 +193,7 @@ def _serve_session(
         client.metrics.add(lambda: operation_numbers(session.snapshot()))
         client.metrics.add_latencies(lambda: operation_latencies(session.snapshot()))
         client.metrics.add(idle.numbers)
+        client.observer.start(client.trouble)
         ending = Ending(session, mounted.mountpoint, runtime)
     except BaseException:
         kernel.umount(mounted.mountpoint, lazy=True)

@@ -22,6 +22,7 @@ _HELP: Final[Mapping[str, str]] = {
     "meta_repeats_total": "Commits sent again because their answer was lost.",
     "meta_unavailable_total": "Requests that found no metadata store.",
     "meta_vouched": "1 while the metadata store tells of changes; 0: timeouts of 1 s.",
+    "meta_silent_seconds": "Seconds since the metadata store has answered a heartbeat.",
     "meta_backups_total": "Backups of the metadata made.",
     "meta_backups_failed_total": "Backups of the metadata that failed.",
     "buffer_limit_bytes": "Memory that file data may take.",

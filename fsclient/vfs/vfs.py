@@ -76,6 +76,10 @@ class VFS:
         self._corrupt = error
         self.atimes.freeze()
 
+    def is_frozen(self) -> bool:
+        """Whether `freeze` was called."""
+        return self._corrupt is not None
+
     def _require_writable(self) -> None:
         if self._corrupt is not None:
             raise OSError(errno.EROFS, f"read-only since {self._corrupt}")

@@ -9,6 +9,7 @@ import click
 
 from fsclient.cli.options.cache_flags import CACHE_WORDS, cache_options, cache_request
 from fsclient.cli.options.key_options import key_options, offered
+from fsclient.cli.options.observe_options import OBSERVE_WORDS, observe_options, parse_observe
 from fsclient.cli.options.options import (
     SecondsType,
     WaitType,
@@ -60,6 +61,7 @@ _WORDS: Final = {
     "atime-mode": "atime_mode",
     **CACHE_WORDS,
     **WRITEBACK_WORDS,
+    **OBSERVE_WORDS,
 }
 _SEVERAL: Final = ("store_options", "cache_dir")  # each time adds to the times before
 
@@ -117,6 +119,7 @@ _SEVERAL: Final = ("store_options", "cache_dir")  # each time adds to the times 
 @no_keys_here
 @cache_options
 @writeback_options
+@observe_options
 @click.option(
     "--meta-timeout",
     type=SecondsType(1, 3600),
@@ -224,6 +227,7 @@ def mount(
         settings["snapshot"],
         settings["pack_below"],
         settings["tikv_gc"] == "auto",
+        parse_observe(settings),
     )
     if not background:
         return serve(request, Untold())
