@@ -164,9 +164,7 @@ class Client:
         data = DataSide(self.blocks, self.budget, self._uploads, prefetcher, ReadEpoch(runtime))
         self.observer = observer or Observer(ObserveOptions(), runtime)
         self.metrics = self.observer.metrics
-        virtual = VirtualFiles(
-            runtime, {b".stats": self.metrics.text, b".config": self._config_text}
-        )
+        virtual = self._virtual_files()
         self.vfs = VFS(self.meta, data, virtual, runtime)
         if objects is None and settings.storage == "file":
             self.vfs.io.room.disks = self._disks(disk_room(settings))
@@ -180,6 +178,16 @@ class Client:
         self._backup_thread: Thread | None = None
         self._backup_stop = runtime.event()
         self._wire(stack, data)
+
+    def _virtual_files(self) -> VirtualFiles:
+        """The files at the root; `.config` is never hidden: `umount` and the notifier open it."""
+        if self.observer.options.hide:
+            return VirtualFiles(self._runtime, {b".config": self._config_text})
+        return VirtualFiles(
+            self._runtime,
+            {b".stats": self.metrics.text, b".config": self._config_text},
+            {b".accesslog": self.observer.access.open},
+        )
 
     def _make_blocks(self, sealer: Sealer | None) -> BlockStore:
         """The blocks of the volume, through the caches there are."""
@@ -396,6 +404,7 @@ class Client:
         self._prefetch_pool.close()
         if self.whole_blocks is not None:
             self.whole_blocks.close()
+        self.observer.close()
         self.meta.store.close()
         self.objects.close()
         if self.writeback is not None:

@@ -161,6 +161,7 @@ def _serve_mounted(
         on_corrupt=_freezer(client),
         idle=idle,
         root=client.vfs.root,
+        tap=client.observer.access,
     )
     session = Session(mounted, client.vfs, runtime, config)
     try:

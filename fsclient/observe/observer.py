@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fsclient.observe import endpoints
+from fsclient.observe.access_file import AccessFile
+from fsclient.observe.access_log import AccessLog
 from fsclient.observe.options import ObserveOptions
 from fsclient.observe.registry import Metrics
 from fsmeta.runtime import Runtime
@@ -22,6 +24,11 @@ class Observer:
         self.options = options
         self._runtime = runtime
         self.metrics = Metrics()
+        self.access = AccessLog(runtime, options.slow_ms)
+        self.metrics.add(self.access.numbers)
+        self._file: AccessFile | None = None
+        if options.access_log:
+            self._file = AccessFile(options.access_log, options.log_max_bytes, self.access, runtime)
         self._listeners = endpoints.open_listeners(options)
 
     def start(self, trouble: Callable[[], str]) -> None:
@@ -30,6 +37,9 @@ class Observer:
         endpoints.start(self._listeners, self.options, routes, {}, self._runtime)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more; end the access logs, with every line in its file."""
+        self.access.end()
+        if self._file is not None:
+            self._file.close()
         for listener in self._listeners.values():
             listener.close()

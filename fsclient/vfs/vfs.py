@@ -339,6 +339,12 @@ class VFS:
             return self._virtual.read(fh, offset, size)
         return self.io.read(fh, offset, size, past_pages)
 
+    def read_virtual(
+        self, ino: Ino, fh: int, offset: int, size: int
+    ) -> Sequence[Buffer] | Later[Sequence[Buffer]]:
+        del ino
+        return self._virtual.read_or_wait(fh, offset, size)
+
     def write(
         self,
         caller: Caller,

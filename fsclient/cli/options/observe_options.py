@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import click
 
+from fsclient.cli.options.options import complete_files
 from fsclient.observe.http import parse_address
 from fsclient.observe.options import ObserveOptions
 
@@ -15,6 +17,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 # by what `-o name=value` calls them
 OBSERVE_WORDS: Final = {
     "metrics": "metrics",
+    "access-log": "access_log",
+    "slow-op-log": "slow_op_log",
+    "hide-internal": "hide_internal",
 }
 
 _OPTIONS: Final = (
@@ -23,6 +28,25 @@ _OPTIONS: Final = (
         default=None,
         metavar="HOST:PORT",
         help="Serve /metrics for Prometheus and /healthz there; without HOST on 127.0.0.1.",
+    ),
+    click.option(
+        "--access-log",
+        default="",
+        metavar="FILE",
+        shell_complete=complete_files,
+        help="Write a line for each request to FILE.",
+    ),
+    click.option(
+        "--slow-op-log",
+        type=click.FloatRange(0, min_open=True),
+        default=None,
+        metavar="MS",
+        help="Log requests that take at least MS milliseconds, as warnings.",
+    ),
+    click.option(
+        "--hide-internal",
+        is_flag=True,
+        help="The root has no .stats and no .accesslog.",
     ),
 )
 
@@ -39,4 +63,7 @@ def parse_observe(settings: Mapping[str, Any]) -> ObserveOptions:
     metrics = settings["metrics"]
     return ObserveOptions(
         metrics=None if metrics is None else parse_address(metrics, "--metrics"),
+        access_log=os.path.abspath(settings["access_log"]) if settings["access_log"] else "",
+        slow_ms=settings["slow_op_log"],
+        hide=settings["hide_internal"],
     )

@@ -156,9 +156,9 @@ class Worker:
                 errors[opcode] += 1
             elif opcode in moving:
                 stats.bytes[opcode] += size if opcode == writing else _length(answer)
+            self._reply(unique, answer)
             if spent >= tap.floor_s:
                 tap.take(Request(unique, opcode, ino, caller, view, end, answer, spent))
-            self._reply(unique, answer)
 
     def _reply(self, unique: int, answer: Served) -> None:
         """Write the answer. A request that the kernel has given up on is not an error."""
