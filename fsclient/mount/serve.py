@@ -5,11 +5,9 @@ Runs in the process that stays: in the foreground, or behind `daemonize`.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -22,9 +20,10 @@ from fsclient.fuse.session.init import Agreement, KernelWants
 from fsclient.fuse.session.session import Session, SessionConfig
 from fsclient.fuse.wire.protocol import Init
 from fsclient.mount.client import Client, ClientOptions
-from fsclient.mount.daemon import Teller, open_log
+from fsclient.mount.daemon import Teller
 from fsclient.mount.exit_status import LEFT, Testament, telling
 from fsclient.mount.gc_tuning import tune
+from fsclient.mount.logs import log_place, name_requests, start_log
 from fsclient.mount.process_limits import raise_limits
 from fsclient.observe.observer import Observer
 from fsclient.observe.options import ObserveOptions
@@ -48,7 +47,6 @@ log = logging.getLogger(__name__)
 
 LEAVE_S: Final = 3.0  # how long the kernel may take to let a client go that is unmounted
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 
 class MountRequest(NamedTuple):
@@ -84,7 +82,7 @@ def serve(request: MountRequest, teller: Teller) -> int:
 
     Raises: ConfigError.
     """
-    _start_log(request)
+    start_log(request.log_file, request.observe, request.debug)
     raise_limits()
     tune(request.buffer_bytes)
     runtime = SystemRuntime()
@@ -164,6 +162,7 @@ def _serve_mounted(
         tap=client.observer.access,
     )
     session = Session(mounted, client.vfs, runtime, config)
+    name_requests(session.current_request)
     try:
         return _serve_session(session, client, mounted, request, idle, runtime, teller)
     finally:
@@ -201,7 +200,7 @@ def _serve_session(
         client.stop()
         raise
     log.info("volume %s mounted on %s", client.meta.format.name, mounted.mountpoint)
-    testament = Testament(_log_place(request))
+    testament = Testament(log_place(request.log_file) or "where its standard error goes")
     teller.ready()
     session.wait()
     ending.finish()
@@ -339,28 +338,3 @@ def _detach(mountpoint: str) -> None:
         kernel.umount(mountpoint, lazy=True)
     except ConfigError as error:
         log.info("%s", error)  # somebody was faster
-
-
-def _log_place(request: MountRequest) -> str:
-    """Where the log is: the file that we were told, or that standard error is."""
-    if request.log_file is not None:
-        return os.path.abspath(request.log_file)
-    try:
-        path = os.readlink("/proc/self/fd/2")
-    except OSError:
-        path = ""
-    return path if os.path.isfile(path) else "where its standard error goes"
-
-
-def _start_log(request: MountRequest) -> None:
-    """Log to the file or to standard error. A crash, and SIGUSR1, leave every thread's stack."""
-    stream = sys.stderr
-    if request.log_file is not None:
-        stream = os.fdopen(open_log(request.log_file), "a")
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
-    faulthandler.enable(stream)
-    faulthandler.register(signal.SIGUSR1, stream)
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if request.debug else logging.INFO)

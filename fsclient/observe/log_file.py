@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable
 from typing import Final
 
+from fsmeta.errors import ConfigError
+
 KEPT: Final = 5  # older files that are kept besides the one that is written
 
 
@@ -27,7 +29,10 @@ class LogFile:
     def write(self, data: bytes) -> None:
         """Append; before that begin anew where the file would be too large. Raises: OSError."""
         if self._max_bytes and self._written and self._written + len(data) > self._max_bytes:
-            self._rotate()
+            try:
+                self._rotate()
+            except (OSError, ConfigError):
+                pass  # it goes on in the file that is open
         while data:
             count = os.write(self.fd, data)
             self._written += count

@@ -8,10 +8,13 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from fsclient.cli.options.options import complete_files
+from fsclient.cli.options.options import complete_files, size
 from fsclient.observe.http import parse_address
+from fsclient.observe.log_file import KEPT
 from fsclient.observe.options import ObserveOptions
+from fsmeta.errors import ConfigError
 
+LOG_BYTES_MIN: Final = 64 << 10  # less would begin anew with each stack of all threads
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 # by what `-o name=value` calls them
@@ -20,6 +23,8 @@ OBSERVE_WORDS: Final = {
     "access-log": "access_log",
     "slow-op-log": "slow_op_log",
     "hide-internal": "hide_internal",
+    "log-format": "log_format",
+    "log-max-size": "log_max_size",
 }
 
 _OPTIONS: Final = (
@@ -48,6 +53,21 @@ _OPTIONS: Final = (
         is_flag=True,
         help="The root has no .stats and no .accesslog.",
     ),
+    click.option(
+        "--log-format",
+        type=click.Choice(("text", "json")),
+        default="text",
+        show_default=True,
+        help="The log's lines: text, or a JSON object each.",
+    ),
+    click.option(
+        "--log-max-size",
+        type=size,
+        default=0,
+        show_default="no limit",
+        metavar="SIZE",
+        help=f"Begin the log and the access log anew at SIZE; {KEPT} older files are kept.",
+    ),
 )
 
 
@@ -61,9 +81,14 @@ def observe_options(command: _Command) -> _Command:
 def parse_observe(settings: Mapping[str, Any]) -> ObserveOptions:
     """What the options say. Raises: ConfigError."""
     metrics = settings["metrics"]
+    log_max = settings["log_max_size"]
+    if 0 < log_max < LOG_BYTES_MIN:
+        raise ConfigError(f"--log-max-size: at least {LOG_BYTES_MIN >> 10}KiB, or 0 for no limit")
     return ObserveOptions(
         metrics=None if metrics is None else parse_address(metrics, "--metrics"),
         access_log=os.path.abspath(settings["access_log"]) if settings["access_log"] else "",
         slow_ms=settings["slow_op_log"],
         hide=settings["hide_internal"],
+        log_json=settings["log_format"] == "json",
+        log_max_bytes=log_max,
     )

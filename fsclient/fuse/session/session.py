@@ -29,7 +29,7 @@ from fsclient.fuse.dispatch.subdir import NotifierBelow
 from fsclient.fuse.mount.mount import Mounted
 from fsclient.fuse.session import init
 from fsclient.fuse.session.idle_poll import IdlePolling
-from fsclient.fuse.session.interrupt import Interrupts
+from fsclient.fuse.session.interrupt import ABSENT, IDLE, Interrupts
 from fsclient.fuse.session.notify import KernelNotifier
 from fsclient.fuse.session.stats import OpStats, SlotStats, summed
 from fsclient.fuse.session.tap import NO_TAP, Tap
@@ -145,6 +145,12 @@ class Session:
     def waking(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
         """Have `wake` called when the calling thread's request is interrupted."""
         return self._interrupts.waking(wake)
+
+    def current_request(self) -> int | None:
+        """The kernel's id of the request that the calling thread serves; None where it is none."""
+        slot = self._interrupts.slot()
+        unique = ABSENT if slot is None else self._interrupts.serving[slot]
+        return unique if unique > IDLE else None
 
     def interrupted(self) -> bool:
         """Whether the request that the calling thread serves is to end with EINTR."""
