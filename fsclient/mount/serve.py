@@ -193,7 +193,7 @@ def _serve_session(
         client.metrics.add(lambda: operation_numbers(session.snapshot()))
         client.metrics.add_latencies(lambda: operation_latencies(session.snapshot()))
         client.metrics.add(idle.numbers)
-        client.observer.start(client.trouble)
+        client.observer.start(client.trouble, client.meta, mounted.mountpoint)
         ending = Ending(session, mounted.mountpoint, runtime)
     except BaseException:
         kernel.umount(mounted.mountpoint, lazy=True)

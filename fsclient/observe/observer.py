@@ -11,8 +11,11 @@ from collections.abc import Callable
 from fsclient.observe import endpoints
 from fsclient.observe.access_file import AccessFile
 from fsclient.observe.access_log import AccessLog
+from fsclient.observe.http import Route
 from fsclient.observe.options import ObserveOptions
 from fsclient.observe.registry import Metrics
+from fsclient.observe.web import WebPage
+from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime
 
 
@@ -31,10 +34,15 @@ class Observer:
             self._file = AccessFile(options.access_log, options.log_max_bytes, self.access, runtime)
         self._listeners = endpoints.open_listeners(options)
 
-    def start(self, trouble: Callable[[], str]) -> None:
+    def start(self, trouble: Callable[[], str], meta: Meta, mountpoint: str) -> None:
         """The mount serves: answer; `trouble` says what is wrong with it, or nothing."""
+        web: dict[str, Route] = {}
+        if self.options.web is not None:
+            page = WebPage(self.metrics, meta, mountpoint, self._runtime)
+            self.metrics.add(page.numbers)
+            web = page.routes()
         routes = endpoints.metrics_routes(self.metrics, trouble)
-        endpoints.start(self._listeners, self.options, routes, {}, self._runtime)
+        endpoints.start(self._listeners, self.options, routes, web, self._runtime)
 
     def close(self) -> None:
         """Listen no more; end the access logs, with every line in its file."""

@@ -20,6 +20,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 # by what `-o name=value` calls them
 OBSERVE_WORDS: Final = {
     "metrics": "metrics",
+    "web": "web",
     "access-log": "access_log",
     "slow-op-log": "slow_op_log",
     "hide-internal": "hide_internal",
@@ -33,6 +34,12 @@ _OPTIONS: Final = (
         default=None,
         metavar="HOST:PORT",
         help="Serve /metrics for Prometheus and /healthz there; without HOST on 127.0.0.1.",
+    ),
+    click.option(
+        "--web",
+        default=None,
+        metavar="HOST:PORT",
+        help="Serve a web page of the mount there; may be the same address.",
     ),
     click.option(
         "--access-log",
@@ -80,12 +87,13 @@ def observe_options(command: _Command) -> _Command:
 
 def parse_observe(settings: Mapping[str, Any]) -> ObserveOptions:
     """What the options say. Raises: ConfigError."""
-    metrics = settings["metrics"]
+    metrics, web = settings["metrics"], settings["web"]
     log_max = settings["log_max_size"]
     if 0 < log_max < LOG_BYTES_MIN:
         raise ConfigError(f"--log-max-size: at least {LOG_BYTES_MIN >> 10}KiB, or 0 for no limit")
     return ObserveOptions(
         metrics=None if metrics is None else parse_address(metrics, "--metrics"),
+        web=None if web is None else parse_address(web, "--web"),
         access_log=os.path.abspath(settings["access_log"]) if settings["access_log"] else "",
         slow_ms=settings["slow_op_log"],
         hide=settings["hide_internal"],
