@@ -47,8 +47,7 @@ class SlotStats:
 
 def summed(slots: Iterable[SlotStats]) -> dict[str, OpStats]:
     """The sums by operation name, of operations that occurred."""
-    rows = list(slots)
-    begun = [row for row in rows if row.latencies]
+    rows = [row for row in slots if row.latencies]  # the rest has never had a worker
     sums: dict[str, OpStats] = {}
     for opcode in range(OPCODES):
         count = sum(row.counts[opcode] for row in rows)
@@ -57,9 +56,7 @@ def summed(slots: Iterable[SlotStats]) -> dict[str, OpStats]:
             seconds = sum(row.seconds[opcode] for row in rows)
             moved = sum(row.bytes[opcode] for row in rows)
             begin, end = opcode * BUCKETS, (opcode + 1) * BUCKETS
-            buckets = tuple(
-                map(sum, zip(*(row.latencies[begin:end] for row in begun), strict=True))
-            )
+            buckets = tuple(map(sum, zip(*(row.latencies[begin:end] for row in rows), strict=True)))
             sums[operation_name(opcode)] = OpStats(
                 count, errors, int(seconds * _NS_PER_S), moved, Reading(buckets, seconds)
             )
