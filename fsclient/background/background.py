@@ -63,6 +63,7 @@ class Background:
         self._held: set[Ino] = set()  # guarded by _beating: orphans we hold open
         self._confirmed = 0  # guarded by _beating
         self._beaten = 0.0  # guarded by _beating: when the last beat ended
+        self._heard = 0.0  # the same of the last beat that the store has answered
         self._quiet = runtime.event()  # set: the heart stops
         self._cond = runtime.condition()
         self._leaving = False  # guarded by _cond: the worker is to end
@@ -119,7 +120,7 @@ class Background:
     def start(self) -> None:
         """Join the volume and start working."""
         self._confirmed = self._meta.sessions.open(self._info).confirmed
-        self._beaten = self._runtime.monotonic()
+        self._beaten = self._heard = self._runtime.monotonic()
         self._heart = spawn_lasting(self._runtime, "heartbeat", self._beat_loop)
         self._watcher = spawn_lasting(self._runtime, "watch", self._watch_loop)
         self._worker = spawn_lasting(self._runtime, "background", self._work_loop)
@@ -224,8 +225,13 @@ class Background:
         with self._beating:
             try:
                 self._beat()
+                self._heard = self._runtime.monotonic()
             finally:
                 self._beaten = self._runtime.monotonic()
+
+    def silent_s(self) -> float:
+        """Seconds since the metadata store has answered a beat."""
+        return self._runtime.monotonic() - self._heard
 
     def _beat(self) -> None:
         if self._runtime.monotonic() - self._beaten > self._heartbeat_s + NEWS_S:

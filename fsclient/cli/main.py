@@ -202,6 +202,24 @@ def _compact() -> click.Command:
     return compact
 
 
+def _stats() -> click.Command:
+    from fsclient.cli.watch.stats import stats
+
+    return stats
+
+
+def _top() -> click.Command:
+    from fsclient.cli.watch.top import top
+
+    return top
+
+
+def _profile() -> click.Command:
+    from fsclient.cli.watch.profile import profile
+
+    return profile
+
+
 _TRACEBACK: Final = "SLICEFS_TRACEBACK"
 
 # name → how to import it, and its line in `slicefs --help`
@@ -221,6 +239,9 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[], click.Command], str]]] = {
     "snapshot": (_snapshot, "Keep what a directory is like now, read-only."),
     "flush": (_flush, "Store what was written; wait until others see it."),
     "warmup": (_warmup, "Fill caches, or see what is in them."),
+    "stats": (_stats, "Show what a mount does, a line each interval."),
+    "top": (_top, "Show for which users, processes or files a mount works."),
+    "profile": (_profile, "Show which verbs of a mount take the time."),
     "info": (_info, "Show where the data of a file is."),
     "dump": (_dump, "Write a volume's metadata to a file."),
     "load": (_load, "Make a volume of dumped metadata."),

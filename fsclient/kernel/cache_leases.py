@@ -111,6 +111,14 @@ class Coherence:
         self._under_way = under_way
         self._thread = spawn_lasting(self._runtime, "notifier", self._run)
 
+    def numbers(self) -> dict[str, float]:
+        """For `.stats`: what the kernel may answer by itself, and what it was told to forget."""
+        return {
+            "kernel_notifications_total": self.notifications,
+            'kernel_leases{kind="name"}': self._name_count,
+            'kernel_leases{kind="inode"}': len(self._inodes),
+        }
+
     def stop(self) -> None:
         """End the notifier thread."""
         with self._cond:

@@ -82,6 +82,9 @@ class LockReplies(Protocol):
         """Whether the request that the calling thread serves is to end with EINTR."""
 
 
+FIRST_VIRTUAL_INO: Final = 1 << 62  # far above any id a volume hands out
+
+
 class FileSystem(Protocol):
     """What the kernel can ask of us."""
 
@@ -138,6 +141,11 @@ class FileSystem(Protocol):
 
         `past_pages`: the kernel keeps nothing of them.
         """
+
+    def read_virtual(
+        self, ino: Ino, fh: int, offset: int, size: int
+    ) -> Sequence[Buffer] | Later[Sequence[Buffer]]:
+        """`read` of an inode from FIRST_VIRTUAL_INO on, which may have to wait for bytes."""
 
     def write(
         self,

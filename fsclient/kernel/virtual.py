@@ -1,7 +1,8 @@
-"""The files at the root of a mount that are not in the volume: `.stats`, `.config`.
+"""The files at the root of a mount that are not in the volume: `.stats`, `.config`, `.accesslog`.
 
-They are found by name and left out of listings. Their content is made when they are opened, so one
-read sees one moment.
+They are found by name and left out of listings. The content of most is made when they are opened,
+so one read sees one moment; a stream is new at each open, for the user of the mount alone, and its
+reads wait for bytes.
 
 Threading: any method from any thread.
 """
@@ -9,25 +10,45 @@ Threading: any method from any thread.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
-from typing import Final
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
-from fsclient.kernel.contract import Buffer, Entry, Opened, Stat
+from fsclient.kernel.contract import FIRST_VIRTUAL_INO, Buffer, Entry, Opened, Stat
+from fsclient.kernel.later import Later
 from fsmeta.runtime import Runtime
 from fsmeta.types import NO_PARENT, Attr, Ino
 
-FIRST_INO: Final = 1 << 62  # far above any id a volume hands out
+FIRST_INO: Final = FIRST_VIRTUAL_INO
 FIRST_FH: Final = 1 << 62
 _MODE: Final = 0o100444
+_STREAM_MODE: Final = 0o100400
+
+
+class Stream(Protocol):
+    """What one open handle of a stream reads."""
+
+    close: Callable[[], None]
+
+    def read(self, size: int) -> Sequence[Buffer] | Later[Sequence[Buffer]]:
+        """The next bytes, now or when there are any; none at the end."""
 
 
 class VirtualFiles:
-    """A few read-only files, each made by a function."""
+    """A few read-only files, each made by a function, and streams."""
 
-    def __init__(self, runtime: Runtime, makers: Mapping[bytes, Callable[[], bytes]]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        makers: Mapping[bytes, Callable[[], bytes]],
+        streams: Mapping[bytes, Callable[[], Stream]] | None = None,
+    ) -> None:
         self._runtime = runtime
-        self._inos = {name: Ino(FIRST_INO + at) for at, name in enumerate(makers)}
+        streams = streams or {}
+        self._inos = {name: Ino(FIRST_INO + at) for at, name in enumerate((*makers, *streams))}
         self._makers = {self._inos[name]: make for name, make in makers.items()}
+        self._streams = {self._inos[name]: make for name, make in streams.items()}
+        self._reading: dict[int, Stream] = {}  # open streams; guarded by _lock
         self._lock = runtime.lock()
         self._open: dict[int, bytes] = {}  # guarded by _lock
         self._next = FIRST_FH  # guarded by _lock
@@ -47,13 +68,22 @@ class VirtualFiles:
         return Stat(self._attr(ino), 0.0)
 
     def _attr(self, ino: Ino) -> Attr:
-        if ino not in self._makers:
+        mode, uid = _MODE, 0
+        if ino in self._streams:
+            mode, uid = _STREAM_MODE, os.geteuid()
+        elif ino not in self._makers:
             raise OSError(errno.ESTALE, f"no virtual file {ino}")
         now = self._runtime.now_ns()
-        return Attr(ino, _MODE, 0, 0, 0, 0, NO_PARENT, now, 0, 1, 0, now, now, now)
+        return Attr(ino, mode, uid, 0, 0, 0, NO_PARENT, now, 0, 1, 0, now, now, now)
 
     def open(self, ino: Ino) -> Opened:
         """The content is made now. The size is unknown to the kernel, so reads come to us."""
+        if ino in self._streams:
+            stream = self._streams[ino]()
+            with self._lock:
+                self._next += 1
+                self._reading[self._next] = stream
+                return Opened(self._next, direct_io=True, no_flush=True)
         content = self._makers[ino]()
         with self._lock:
             self._next += 1
@@ -66,6 +96,16 @@ class VirtualFiles:
             raise OSError(errno.EBADF, f"no open virtual file {fh}")
         return [content[offset : offset + size]]
 
+    def read_or_wait(
+        self, fh: int, offset: int, size: int
+    ) -> Sequence[Buffer] | Later[Sequence[Buffer]]:
+        """`read`, of a stream too, whatever the offset."""
+        stream = self._reading.get(fh)
+        return self.read(fh, offset, size) if stream is None else stream.read(size)
+
     def release(self, fh: int) -> None:
         with self._lock:
             self._open.pop(fh, None)
+            stream = self._reading.pop(fh, None)
+        if stream is not None:
+            stream.close()

@@ -1,1 +1,1 @@
-"""A mount as a process: the client that connects all parts, its daemon and its metrics."""
+"""A mount as a process: the client that connects all parts, and its daemon."""

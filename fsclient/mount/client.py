@@ -21,8 +21,15 @@ from fsclient.files.data_services import DataSide
 from fsclient.files.slice_committer import ignore_slices
 from fsclient.files.write_errors import Lost
 from fsclient.kernel.virtual import VirtualFiles
-from fsclient.mount.metrics import Metrics, data_numbers, metadata_numbers
 from fsclient.mount.process_limits import find_limits
+from fsclient.observe.observer import Observer
+from fsclient.observe.options import ObserveOptions
+from fsclient.observe.sources import (
+    cache_levels,
+    data_numbers,
+    metadata_numbers,
+    request_latencies,
+)
 from fsclient.vfs.vfs import VFS
 from fsclient.volume.cache_options import CacheOptions, open_cache
 from fsclient.volume.metadata_url import CODECS
@@ -58,6 +65,8 @@ log = logging.getLogger(__name__)
 PREFETCH_THREADS: Final = 4
 STAGED_UPLOADS: Final = 2  # for each of `upload_threads`: while the store thinks, others send
 STREAM_SHARE: Final = 4 * BLOCK_BYTES_MAX  # uploads of write-back take at most 1/4 of the memory
+SILENT_BEATS: Final = 2  # of the heartbeat that may fail before a mount counts as unhealthy
+SILENT_S: Final = 5.0  # and this much besides, for a store that is slow
 DRAIN_S: Final = 10.0  # how long leaving may take to delete what is dead
 
 
@@ -116,6 +125,7 @@ class Client:
         offer: KeyOffer | None = None,
         cache_files: CacheFiles | None = None,
         step: Callable[[str], object] = bool,
+        observer: Observer | None = None,
     ) -> None:
         """`objects` stands in for the store that the volume's settings name, `staging` for the
         directory of a journal; `offer` opens the volume; `cache_files` stands in for the disks of
@@ -152,10 +162,9 @@ class Client:
         self._prefetch_pool = WorkerPool(runtime, "prefetch", self.options.prefetch_threads)
         prefetcher = Prefetcher(self._prefetch_pool, self.budget, self.blocks)
         data = DataSide(self.blocks, self.budget, self._uploads, prefetcher, ReadEpoch(runtime))
-        self.metrics = Metrics()
-        virtual = VirtualFiles(
-            runtime, {b".stats": self.metrics.text, b".config": self._config_text}
-        )
+        self.observer = observer or Observer(ObserveOptions(), runtime)
+        self.metrics = self.observer.metrics
+        virtual = self._virtual_files()
         self.vfs = VFS(self.meta, data, virtual, runtime)
         if objects is None and settings.storage == "file":
             self.vfs.io.room.disks = self._disks(disk_room(settings))
@@ -169,6 +178,16 @@ class Client:
         self._backup_thread: Thread | None = None
         self._backup_stop = runtime.event()
         self._wire(stack, data)
+
+    def _virtual_files(self) -> VirtualFiles:
+        """The files at the root; `.config` is never hidden: `umount` and the notifier open it."""
+        if self.observer.options.hide:
+            return VirtualFiles(self._runtime, {b".config": self._config_text})
+        return VirtualFiles(
+            self._runtime,
+            {b".stats": self.metrics.text, b".config": self._config_text},
+            {b".accesslog": self.observer.access.open},
+        )
 
     def _make_blocks(self, sealer: Sealer | None) -> BlockStore:
         """The blocks of the volume, through the caches there are."""
@@ -267,6 +286,12 @@ class Client:
         self.metrics.add(lambda: metadata_numbers(self.meta))
         self.metrics.add(lambda: data_numbers(self.budget, self.cache, self.blocks))
         self.metrics.add(stack.numbers)
+        timed = stack.metered
+        self.metrics.add_latencies(
+            lambda: request_latencies("object_request_duration_seconds", timed.readings())
+        )
+        disk = {}.copy if self.disk_cache is None else self.disk_cache.numbers
+        self.metrics.add(lambda: cache_levels(self.cache, disk(), timed.snapshot()))
         self._leaving = stack.leaving
         self._retrying = stack.retrying
         if self.disk_cache is not None:
@@ -279,8 +304,9 @@ class Client:
     def _own_numbers(self) -> dict[str, float]:
         return {
             "upload_threads": self._uploads.threads(),
+            "meta_silent_seconds": self.background.silent_s(),
             "open_handles": self.vfs.files.handle_count(),
-            "kernel_notifications_total": self.vfs.coherence.notifications,
+            **self.vfs.coherence.numbers(),
             "inodes_purged_total": self.background.purged,
             "trash_expired_total": self.background.expired,
             "slices_deleted_total": self.background.deleted,
@@ -337,6 +363,15 @@ class Client:
         assert self.writeback is not None, "called where it is there"
         self.writeback.announce(socket.gethostname())
 
+    def trouble(self) -> str:
+        """What is wrong with the mount, for `/healthz`; nothing where all is well."""
+        if self.vfs.is_frozen():
+            return "read-only: its metadata are corrupt, or have gone back; see the log"
+        silent = self.background.silent_s()
+        if silent > SILENT_BEATS * self.options.heartbeat_s + SILENT_S:
+            return f"the metadata store has not answered for {silent:.0f} s"
+        return ""
+
     def unstored_bytes(self) -> int:
         """What is written and not in the object store yet."""
         staged = 0 if self.writeback is None else self.writeback.objects.left()[1]
@@ -371,6 +406,7 @@ class Client:
         self._prefetch_pool.close()
         if self.whole_blocks is not None:
             self.whole_blocks.close()
+        self.observer.close()
         self.meta.store.close()
         self.objects.close()
         if self.writeback is not None:

@@ -14,7 +14,7 @@ import traceback
 from types import TracebackType
 from typing import Final, TextIO, TypeAlias, cast
 
-LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s%(request)s"
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)  # C0, DEL, C1, separators
 _ESCAPES: Final = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROLS
@@ -30,7 +30,7 @@ class OneLine(logging.Formatter):
     """Writes control characters of a message as escapes; a traceback keeps its lines."""
 
     def __init__(self) -> None:
-        super().__init__(LOG_FORMAT)
+        super().__init__(LOG_FORMAT, defaults={"request": ""})
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
         """The line of an entry, without its traceback."""
@@ -64,6 +64,7 @@ def dump_stacks() -> None:
 
 def _stream() -> TextIO:
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler):
-            return cast(TextIO, handler.stream)
+        stream = getattr(handler, "stream", None)
+        if stream is not None:
+            return cast(TextIO, stream)
     return sys.stderr

@@ -5,11 +5,9 @@ Runs in the process that stays: in the foreground, or behind `daemonize`.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -22,12 +20,14 @@ from fsclient.fuse.session.init import Agreement, KernelWants
 from fsclient.fuse.session.session import Session, SessionConfig
 from fsclient.fuse.wire.protocol import Init
 from fsclient.mount.client import Client, ClientOptions
-from fsclient.mount.daemon import Teller, open_log
+from fsclient.mount.daemon import Teller
 from fsclient.mount.exit_status import LEFT, Testament, telling
 from fsclient.mount.gc_tuning import tune
-from fsclient.mount.log_lines import OneLine, dump_stacks
-from fsclient.mount.metrics import operation_numbers
+from fsclient.mount.logs import log_place, name_requests, start_log
 from fsclient.mount.process_limits import raise_limits
+from fsclient.observe.observer import Observer
+from fsclient.observe.options import ObserveOptions
+from fsclient.observe.sources import operation_latencies, operation_numbers, request_latencies
 from fsclient.volume.cache_options import CacheOptions
 from fsclient.volume.metadata_url import naming, open_store, require_apart, require_sound
 from fsclient.volume.mount_root import find_root
@@ -38,6 +38,7 @@ from fsclient.writeback.writeback import Staging
 from fsdata.resources.memory_budget import BUFFER_BYTES
 from fsmeta.errors import ConfigError, Rewound, StoreError
 from fsmeta.runtime import Runtime, SystemRuntime
+from fsmeta.store.metered import MeteredStore
 from fsmeta.store.url import shown_url
 from fsmeta.txn.retry import DEADLINE_S
 from fsmeta.types import ROOT_INO
@@ -73,6 +74,7 @@ class MountRequest(NamedTuple):
     snapshot: str = ""  # of that directory; "": itself
     pack_below: int | None = None
     tikv_gc: bool = True  # have old values in TiKV dropped, if this client leads
+    observe: ObserveOptions = ObserveOptions()
 
 
 def serve(request: MountRequest, teller: Teller) -> int:
@@ -80,7 +82,7 @@ def serve(request: MountRequest, teller: Teller) -> int:
 
     Raises: ConfigError.
     """
-    _start_log(request)
+    start_log(request.log_file, request.observe, request.debug)
     raise_limits()
     tune(request.buffer_bytes)
     runtime = SystemRuntime()
@@ -103,9 +105,11 @@ def serve(request: MountRequest, teller: Teller) -> int:
     )
     _fail_on_signal()
     idle = IdlePolling(runtime, request.idle_poll)
+    observer = Observer(request.observe, runtime)
     teller.step(f"the metadata in {shown_url(request.meta)}")
-    store = open_store(
-        request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc
+    store = MeteredStore(
+        open_store(request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc),
+        runtime,
     )
     try:
         review = require_sound(request.meta, store)
@@ -114,7 +118,12 @@ def serve(request: MountRequest, teller: Teller) -> int:
         for note in review.notes:
             log.info("%s", note)
         with naming(request.meta):
-            client = Client(store, runtime, options, offer=request.offer, step=teller.step)
+            client = Client(
+                store, runtime, options, offer=request.offer, step=teller.step, observer=observer
+            )
+        client.metrics.add_latencies(
+            lambda: request_latencies("meta_request_duration_seconds", store.readings())
+        )
         if request.staging.options is None:
             warn_of_journals(request.staging.others, client.meta.format.uuid)
         client.vfs.root = find_root(client.meta, request.subdir, request.snapshot)
@@ -150,8 +159,10 @@ def _serve_mounted(
         on_corrupt=_freezer(client),
         idle=idle,
         root=client.vfs.root,
+        tap=client.observer.access,
     )
     session = Session(mounted, client.vfs, runtime, config)
+    name_requests(session.current_request)
     try:
         return _serve_session(session, client, mounted, request, idle, runtime, teller)
     finally:
@@ -180,14 +191,16 @@ def _serve_session(
         client.vfs.questions.on_remount = lambda: _obey_flags(client, mounted.mountpoint)
         _obey_flags(client, mounted.mountpoint)
         client.metrics.add(lambda: operation_numbers(session.snapshot()))
+        client.metrics.add_latencies(lambda: operation_latencies(session.snapshot()))
         client.metrics.add(idle.numbers)
+        client.observer.start(client.trouble, client.meta, mounted.mountpoint)
         ending = Ending(session, mounted.mountpoint, runtime)
     except BaseException:
         kernel.umount(mounted.mountpoint, lazy=True)
         client.stop()
         raise
     log.info("volume %s mounted on %s", client.meta.format.name, mounted.mountpoint)
-    testament = Testament(_log_place(request))
+    testament = Testament(log_place(request.log_file) or "where its standard error goes")
     teller.ready()
     session.wait()
     ending.finish()
@@ -328,28 +341,3 @@ def _detach(mountpoint: str) -> None:
         kernel.umount(mountpoint, lazy=True)
     except ConfigError as error:
         log.info("%s", error)  # somebody was faster
-
-
-def _log_place(request: MountRequest) -> str:
-    """Where the log is: the file that we were told, or that standard error is."""
-    if request.log_file is not None:
-        return os.path.abspath(request.log_file)
-    try:
-        path = os.readlink("/proc/self/fd/2")
-    except OSError:
-        path = ""
-    return path if os.path.isfile(path) else "where its standard error goes"
-
-
-def _start_log(request: MountRequest) -> None:
-    """Log to the file or to standard error. A crash, and SIGUSR1, leave every thread's stack."""
-    stream = sys.stderr
-    if request.log_file is not None:
-        stream = os.fdopen(open_log(request.log_file), "a")
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(OneLine())
-    faulthandler.enable(stream)
-    signal.signal(signal.SIGUSR1, lambda _number, _frame: dump_stacks())  # until there is `Ending`
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if request.debug else logging.INFO)

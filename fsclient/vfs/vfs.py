@@ -78,6 +78,10 @@ class VFS:
         self._corrupt = error
         self.atimes.freeze()
 
+    def is_frozen(self) -> bool:
+        """Whether `freeze` was called."""
+        return self._corrupt is not None
+
     def _require_writable(self) -> None:
         if self._corrupt is not None:
             raise OSError(errno.EROFS, f"read-only since {self._corrupt}")
@@ -339,6 +343,12 @@ class VFS:
         if self._virtual.owns(ino):
             return self._virtual.read(fh, offset, size)
         return self.io.read(fh, offset, size, past_pages)
+
+    def read_virtual(
+        self, ino: Ino, fh: int, offset: int, size: int
+    ) -> Sequence[Buffer] | Later[Sequence[Buffer]]:
+        del ino
+        return self._virtual.read_or_wait(fh, offset, size)
 
     def write(
         self,

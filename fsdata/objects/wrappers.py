@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from fsdata.objects.contract import Buffer, NoPlace, ObjectInfo, ObjectStore, Range
 from fsmeta.errors import ObjectMissing, Refused, StoreError, Unavailable
+from fsmeta.latency import Histogram, Reading
 from fsmeta.runtime import Event, Runtime
 
 T = TypeVar("T")
@@ -165,9 +166,10 @@ class _Peeked:
 
 
 class Metered:
-    """Counts requests, errors, bytes and seconds of each verb."""
+    """Counts requests, errors, bytes and seconds of each verb, and how long they took."""
 
     VERBS = ("put", "get", "delete", "head", "list", "sync")
+    OUTCOMES = ("ok", "missing", "error")
 
     def __init__(self, runtime: Runtime, inner: ObjectStore) -> None:
         self._clock = runtime.monotonic
@@ -175,6 +177,14 @@ class Metered:
         self._lock = runtime.lock()
         # guarded by _lock: count, errors, bytes, seconds
         self._sums: dict[str, list[float]] = {verb: [0, 0, 0, 0.0] for verb in self.VERBS}
+        self._times = {  # guarded by _lock
+            (verb, outcome): Histogram() for verb in self.VERBS for outcome in self.OUTCOMES
+        }
+
+    def readings(self) -> dict[tuple[str, str], Reading]:
+        """How long requests took, by verb and outcome."""
+        with self._lock:
+            return {key: each.reading() for key, each in self._times.items()}
 
     def snapshot(self) -> dict[str, float]:
         """`<verb>_count`, `_errors`, `_bytes` and `_seconds` since the start."""
@@ -187,13 +197,14 @@ class Metered:
             }
 
     def _add(
-        self, verb: str, begun: float, moved: int, failed: bool = False, count: int = 1
+        self, verb: str, begun: float, moved: int, outcome: str = "ok", count: int = 1
     ) -> None:
         spent = self._clock() - begun
         with self._lock:
+            self._times[verb, outcome].add(spent, count)
             sums = self._sums[verb]
             sums[0] += count
-            sums[1] += failed
+            sums[1] += outcome == "error"
             sums[2] += moved
             sums[3] += spent * count
 
@@ -205,7 +216,8 @@ class Metered:
         try:
             answer = request()
         except (OSError, StoreError) as error:
-            self._add(verb, begun, 0, not isinstance(error, ObjectMissing), count)
+            outcome = "missing" if isinstance(error, ObjectMissing) else "error"
+            self._add(verb, begun, 0, outcome, count)
             raise
         self._add(verb, begun, moved(answer), count=count)
         return answer
@@ -231,12 +243,12 @@ class Metered:
         return self._call("head", lambda: self._inner.head(key), _nothing)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        begun, failed = self._clock(), True
+        begun, outcome = self._clock(), "error"
         try:
             yield from self._inner.list(prefix, after)
-            failed = False
+            outcome = "ok"
         finally:
-            self._add("list", begun, 0, failed)
+            self._add("list", begun, 0, outcome)
 
     def sync(self, keys: Iterable[str]) -> None:
         self._call("sync", lambda: self._inner.sync(keys), _nothing)

@@ -323,6 +323,9 @@ class RamFS:
             self._changed(node, mode=mode, mtime_ns=time.time_ns())
             return len(data)
 
+    def read_virtual(self, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
+        raise AssertionError("there are no virtual files")
+
     def written_past_pages(
         self, ino: Ino, fh: int, offset: int, size: int, o_direct: bool
     ) -> Later[None] | None:

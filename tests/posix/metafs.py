@@ -168,6 +168,9 @@ class MetaFS:
         self.meta.write_slices(ino, [(index, piece)], offset + size, _RUNTIME.now_ns())
         return size
 
+    def read_virtual(self, ino: Ino, fh: int, offset: int, size: int) -> Sequence[Buffer]:
+        raise AssertionError(f"no virtual file {ino} {fh} {offset} {size}")
+
     def written_past_pages(
         self, ino: Ino, fh: int, offset: int, size: int, o_direct: bool
     ) -> Later[None] | None:

@@ -16,7 +16,14 @@ from tools.houselib.tree import Finding, Source
 
 # `fsmeta/__init__.py` is of rank 0 because importing `fsmeta.types` runs it.
 FOUNDATION = frozenset(
-    {"fsmeta", "fsmeta.types", "fsmeta.errors", "fsmeta.runtime", "fsmeta.slices"}
+    {
+        "fsmeta",
+        "fsmeta.types",
+        "fsmeta.errors",
+        "fsmeta.runtime",
+        "fsmeta.latency",
+        "fsmeta.slices",
+    }
 )
 OURS = frozenset({"fsmeta", "fsdata", "fsclient", "csi", "tools", "tests"})
 MAY_IMPORT: Mapping[str, frozenset[str]] = {

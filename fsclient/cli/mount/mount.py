@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from fsclient.cli.options.cache_flags import CACHE_WORDS, cache_options, cache_request
 from fsclient.cli.options.key_options import key_options, offered
+from fsclient.cli.options.observe_options import OBSERVE_WORDS, observe_options, parse_observe
 from fsclient.cli.options.options import (
     SecondsType,
     WaitType,
@@ -64,6 +65,7 @@ _WORDS: Final = {
     "atime-mode": "atime_mode",
     **CACHE_WORDS,
     **WRITEBACK_WORDS,
+    **OBSERVE_WORDS,
 }
 _SEVERAL: Final = ("store_options", "cache_dir")  # each time adds to the times before
 
@@ -121,6 +123,7 @@ _SEVERAL: Final = ("store_options", "cache_dir")  # each time adds to the times 
 @no_keys_here
 @cache_options
 @writeback_options
+@observe_options
 @click.option(
     "--meta-timeout",
     type=SecondsType(1, 3600),
@@ -230,6 +233,7 @@ def mount(
         settings["snapshot"],
         settings["pack_below"],
         settings["tikv_gc"] == "auto",
+        parse_observe(settings),
     )
     line = ""
     if settings["update_fstab"]:

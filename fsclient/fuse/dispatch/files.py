@@ -24,7 +24,7 @@ from fsclient.fuse.wire.protocol import (
     WRITE_LOCKOWNER,
     Opcode,
 )
-from fsclient.kernel.contract import FileSystem
+from fsclient.kernel.contract import FIRST_VIRTUAL_INO, FileSystem
 from fsclient.kernel.later import Later, Outcome
 from fsmeta.types import Caller, Ino
 
@@ -66,7 +66,9 @@ def _parse_read(view: memoryview, _end: int) -> tuple[int, int, int, bool]:
 
 def _read(
     fs: FileSystem, caller: Caller, ino: Ino, fh: int, offset: int, size: int, past_pages: bool
-) -> Answer:
+) -> Answer | Later[Answer]:
+    if ino >= FIRST_VIRTUAL_INO:
+        return fs.read_virtual(ino, fh, offset, size)
     return fs.read(caller, ino, fh, offset, size, past_pages)
 
 

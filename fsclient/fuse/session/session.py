@@ -29,9 +29,10 @@ from fsclient.fuse.dispatch.subdir import NotifierBelow
 from fsclient.fuse.mount.mount import Mounted
 from fsclient.fuse.session import init
 from fsclient.fuse.session.idle_poll import IdlePolling
-from fsclient.fuse.session.interrupt import Interrupts
+from fsclient.fuse.session.interrupt import ABSENT, IDLE, Interrupts
 from fsclient.fuse.session.notify import KernelNotifier
 from fsclient.fuse.session.stats import OpStats, SlotStats, summed
+from fsclient.fuse.session.tap import NO_TAP, Tap
 from fsclient.fuse.session.thread_pool import Crew
 from fsclient.fuse.session.worker import GONE, RETRY, Worker, receive_buffer
 from fsclient.fuse.wire import abi
@@ -58,6 +59,7 @@ class SessionConfig(NamedTuple):
     on_corrupt: Callable[[Corrupt], None] | None = None
     idle: IdlePolling | None = None
     root: Ino = ROOT_INO  # the directory that is mounted
+    tap: Tap = NO_TAP  # told of single requests
 
 
 class Session:
@@ -77,7 +79,7 @@ class Session:
         most = max(self._config.threads, self._config.threads_max)
         self._interrupts = Interrupts(most)
         self.under_way = self._interrupts.under_way
-        self._stats = [SlotStats() for _ in range(most)]
+        self._stats = [SlotStats(self._config.tap) for _ in range(most)]
         self._crew = Crew(
             runtime,
             self._interrupts,
@@ -143,6 +145,12 @@ class Session:
     def waking(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
         """Have `wake` called when the calling thread's request is interrupted."""
         return self._interrupts.waking(wake)
+
+    def current_request(self) -> int | None:
+        """The kernel's id of the request that the calling thread serves; None where it is none."""
+        slot = self._interrupts.slot()
+        unique = ABSENT if slot is None else self._interrupts.serving[slot]
+        return unique if unique > IDLE else None
 
     def interrupted(self) -> bool:
         """Whether the request that the calling thread serves is to end with EINTR."""

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from fsclient.fuse.dispatch.dispatch import operation_name
+from fsclient.fuse.session.tap import NO_TAP, Tap
 from fsclient.fuse.wire.protocol import OPCODES
+from fsmeta.latency import BUCKETS, Reading
 
 _NS_PER_S: Final = 1_000_000_000
 
@@ -17,28 +19,45 @@ class OpStats(NamedTuple):
     calls: int
     errors: int
     total_ns: int
+    bytes: int  # of file data, that reads have brought or writes have taken
+    latency: Reading
 
 
 class SlotStats:
     """The counters of one worker slot, by opcode and together."""
 
-    __slots__ = ("counts", "errors", "seconds", "served")
+    __slots__ = ("bytes", "counts", "errors", "latencies", "seconds", "served", "tap")
 
-    def __init__(self) -> None:
+    def __init__(self, tap: Tap = NO_TAP) -> None:
+        self.tap = tap
         self.served = 0
         self.counts = [0] * OPCODES
         self.errors = [0] * OPCODES
         self.seconds = [0.0] * OPCODES
+        self.bytes = [0] * OPCODES
+        # by opcode and bucket of `fsmeta/latency`; 32 KB, so only once a worker has the slot
+        self.latencies: list[int] = []
+
+    def begin(self) -> list[int]:
+        """A worker takes the slot: its histograms."""
+        if not self.latencies:
+            self.latencies = [0] * (OPCODES * BUCKETS)
+        return self.latencies
 
 
 def summed(slots: Iterable[SlotStats]) -> dict[str, OpStats]:
     """The sums by operation name, of operations that occurred."""
-    rows = list(slots)
+    rows = [row for row in slots if row.latencies]  # the rest has never had a worker
     sums: dict[str, OpStats] = {}
     for opcode in range(OPCODES):
         count = sum(row.counts[opcode] for row in rows)
         if count:
             errors = sum(row.errors[opcode] for row in rows)
             seconds = sum(row.seconds[opcode] for row in rows)
-            sums[operation_name(opcode)] = OpStats(count, errors, int(seconds * _NS_PER_S))
+            moved = sum(row.bytes[opcode] for row in rows)
+            begin, end = opcode * BUCKETS, (opcode + 1) * BUCKETS
+            buckets = tuple(map(sum, zip(*(row.latencies[begin:end] for row in rows), strict=True)))
+            sums[operation_name(opcode)] = OpStats(
+                count, errors, int(seconds * _NS_PER_S), moved, Reading(buckets, seconds)
+            )
     return sums

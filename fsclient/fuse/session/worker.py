@@ -18,12 +18,14 @@ from fsclient.fuse.dispatch.dispatch import Dispatcher
 from fsclient.fuse.dispatch.subdir import Served
 from fsclient.fuse.session.interrupt import IDLE, Interrupts
 from fsclient.fuse.session.stats import SlotStats
+from fsclient.fuse.session.tap import Request
 from fsclient.fuse.wire import abi
 from fsclient.fuse.wire.pack import Answer
 from fsclient.fuse.wire.parse import BODY, supplementary_groups
 from fsclient.fuse.wire.protocol import OPCODES, Opcode
 from fsclient.kernel.contract import Buffer
 from fsclient.kernel.later import Later, Outcome
+from fsmeta.latency import BUCKETS, MICROSECONDS
 from fsmeta.types import Caller
 
 log = logging.getLogger(__name__)
@@ -36,12 +38,20 @@ RETRY: Final = frozenset((errno.EINTR, errno.EAGAIN, errno.ENOENT))  # ENOENT: t
 _NOBODY: Final = Caller(-1, -1)
 _SIZE: Final = Struct("=16xI")  # of READ and WRITE, as in abi.READ_IN and abi.WRITE_IN
 _NO_OPCODE: Final = 0  # stands for every opcode beyond our tables
+assert BUCKETS == 1 << 6, "the worker shifts an opcode by so many bits to its histogram"
 
 
 def receive_buffer(max_write_bytes: int) -> memoryview:
     """Room for the largest request, from its header on."""
     head = abi.IN_BYTES + abi.WRITE_IN.size
     return memoryview(mmap.mmap(-1, mmap.PAGESIZE + max_write_bytes))[mmap.PAGESIZE - head :]
+
+
+def _length(answer: Served) -> int:
+    """Bytes of an answer to READ."""
+    if answer is None or isinstance(answer, int | Later):
+        return 0
+    return len(answer) if isinstance(answer, bytes) else sum(map(len, answer))
 
 
 class Stop:
@@ -93,10 +103,12 @@ class Worker:
         )  # fmt: skip
         stats = self._stats
         counts, errors, seconds = stats.counts, stats.errors, stats.seconds
+        latencies, tap = stats.begin(), stats.tap
         serving = self._interrupts.serving
         roster, buffers = self._roster, [view]
         caller = _NOBODY
-        interrupt, moving = Opcode.INTERRUPT, (Opcode.READ, Opcode.WRITE)
+        interrupt, writing, size = Opcode.INTERRUPT, Opcode.WRITE, 0
+        moving = (Opcode.READ, writing)
         while not stop.requested:
             serving[slot] = IDLE
             if roster.reader != slot:
@@ -128,17 +140,25 @@ class Worker:
                 caller = Caller(uid, gid, (), pid, True)
             if opcode >= OPCODES:
                 opcode = _NO_OPCODE
-            elif opcode in moving and _SIZE.unpack_from(view, BODY)[0] >= LARGE_BYTES:
-                roster.give_turn(slot)  # bytes are copied without the interpreter's lock
+            elif opcode in moving:
+                size = _SIZE.unpack_from(view, BODY)[0]
+                if size >= LARGE_BYTES:
+                    roster.give_turn(slot)  # bytes are copied without the interpreter's lock
             answer = stop.refuses or serve(opcode, caller, ino, view, end)
             if stop.refuses:  # what was served meanwhile may come too late to be stored
                 answer = stop.refuses
             stats.served += 1
             counts[opcode] += 1
-            seconds[opcode] += clock() - begun
+            spent = clock() - begun
+            seconds[opcode] += spent
+            latencies[opcode << 6 | int(spent * MICROSECONDS).bit_length()] += 1
             if answer.__class__ is int:
                 errors[opcode] += 1
+            elif opcode in moving:
+                stats.bytes[opcode] += size if opcode == writing else _length(answer)
             self._reply(unique, answer)
+            if spent >= tap.floor_s:
+                tap.take(Request(unique, opcode, ino, caller, view, end, answer, spent))
 
     def _reply(self, unique: int, answer: Served) -> None:
         """Write the answer. A request that the kernel has given up on is not an error."""

@@ -1,0 +1,117 @@
+"""What each number of a mount means: the HELP and TYPE lines of the Prometheus text.
+
+A test compares this table with what a real mount shows. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_OBJECT_VERBS: Final = ("put", "get", "delete", "head", "list", "sync")
+_HELP: Final[Mapping[str, str]] = {
+    "operations_total": "Kernel requests served.",
+    "operation_errors_total": "Kernel requests answered with an errno.",
+    "operation_seconds_total": "Seconds that kernel requests took together.",
+    "operation_bytes_total": "Bytes of file data that reads brought and writes took.",
+    "operation_duration_seconds": "Latency of kernel requests.",
+    "meta_round_trips_total": "Requests to the metadata store.",
+    "meta_request_duration_seconds": "Latency of requests to the metadata store.",
+    "meta_commits_total": "Commits of metadata.",
+    "meta_conflicts_total": "Commits that ran again because of a change elsewhere.",
+    "meta_repeats_total": "Commits sent again because their answer was lost.",
+    "meta_unavailable_total": "Requests that found no metadata store.",
+    "meta_vouched": "1 while the metadata store tells of changes; 0: timeouts of 1 s.",
+    "meta_silent_seconds": "Seconds since the metadata store has answered a heartbeat.",
+    "meta_backups_total": "Backups of the metadata made.",
+    "meta_backups_failed_total": "Backups of the metadata that failed.",
+    "buffer_limit_bytes": "Memory that file data may take.",
+    "buffer_writing_bytes": "Memory of write buffers.",
+    "buffer_cached_bytes": "Memory of cached blocks.",
+    "buffer_readahead_bytes": "Memory of read-ahead.",
+    "cache_hits_total": "Reads of blocks that the memory cache answered.",
+    "cache_misses_total": "Reads of blocks that the memory cache did not have.",
+    "cache_level_hits_total": "Reads by the level that answered: memory, disk or store.",
+    "kernel_leases": "Names and inodes that the kernel may answer for without a request.",
+    "kernel_notifications_total": "Notifications by which the kernel was told to forget.",
+    "blocks_fetched_total": "Whole blocks fetched.",
+    "block_ranges_fetched_total": "Parts of blocks fetched.",
+    "blocks_damaged_total": "Blocks whose checksum was wrong.",
+    "blocks_missing_total": "Blocks whose object was missing.",
+    "blocks_asked_again_total": "Fetches that brought damage and were repeated.",
+    "disk_cache_hits_total": "Reads that a cache disk answered.",
+    "disk_cache_misses_total": "Reads that no cache disk answered.",
+    "disk_cache_hit_bytes_total": "Bytes read from cache disks.",
+    "disk_cache_written_bytes_total": "Bytes of copies written to cache disks.",
+    "disk_cache_drops_total": "Copies not made, for want of room or time.",
+    "disk_cache_bad_total": "Copies with wrong bytes.",
+    "disk_cache_queue_bytes": "Copies that wait in memory for a cache disk.",
+    "disk_cache_bytes": "Bytes on cache disks.",
+    "disk_cache_limit_bytes": "Bytes allowed on cache disks.",
+    "disk_cache_evictions_total": "Copies that made room, or expired.",
+    "disk_cache_errors_total": "Errors of cache disks.",
+    "disk_cache_disks": "Cache disks.",
+    "disk_cache_disks_aside": "Cache disks that are not used after errors.",
+    "warmup_blocks_total": "Blocks that warmup brought into a cache.",
+    "warmup_bytes_total": "Bytes that warmup brought into a cache.",
+    "warmup_failures_total": "Blocks that warmup could not bring.",
+    "warmup_now_bytes": "Bytes of warmup on their way.",
+    "object_request_duration_seconds": "Latency of requests to the object store, by outcome.",
+    "object_repeats_total": "Requests to the object store that were sent again.",
+    "object_throttled_total": "Requests that the object store turned away as too many.",
+    "object_window": "Requests to the object store let through at a time.",
+    "object_requests_now": "Requests to the object store under way.",
+    **{f"object_{verb}_count_total": f"Requests to the store: {verb}." for verb in _OBJECT_VERBS},
+    **{f"object_{verb}_errors_total": f"Failed requests: {verb}." for verb in _OBJECT_VERBS},
+    **{f"object_{verb}_bytes_total": f"Bytes moved by {verb}." for verb in _OBJECT_VERBS},
+    **{f"object_{verb}_seconds_total": f"Seconds of {verb} together." for verb in _OBJECT_VERBS},
+    "staging_changes": "Changes that are not published yet.",
+    "staging_objects": "Objects that are not uploaded yet.",
+    "staging_bytes": "Bytes that are not uploaded yet.",
+    "staging_disk_bytes": "Bytes that write-back takes on its disk.",
+    "staging_lag_seconds": "Age of the oldest change that is not published.",
+    "staging_durable_through_seconds": "Unix time up to which all changes are published.",
+    "staging_published_total": "Changes published.",
+    "staging_conflicts_total": "Changes that a change elsewhere forestalled.",
+    "staging_written_through_total": "Objects that the staging disk could not take.",
+    "staging_packed_total": "Small files packed before their upload.",
+    "staging_segments_total": "Blocks made of packed small files.",
+    "upload_threads": "Blocks that may be uploaded at a time.",
+    "open_handles": "Files and directories that are open.",
+    "inodes_purged_total": "Inodes deleted by this mount as the leader.",
+    "trash_expired_total": "Names deleted from the trash.",
+    "slices_deleted_total": "Slices deleted by this mount as the leader.",
+    "atimes_moved_total": "Access times committed.",
+    "chunks_compacted_total": "Chunks rewritten.",
+    "files_packed_total": "Small files packed.",
+    "segments_made_total": "Blocks made of packed files.",
+    "quotas": "Quotas of the volume.",
+    "quotas_near_full": "Quotas past 80 %.",
+    "quotas_full": "Quotas past 100 %.",
+    "sessions": "Clients of the volume, when the HTTP endpoint last asked.",
+    "read_only": "1 after corrupt metadata was met, or the store has gone back.",
+    "idle_polling": "1 while idle processors poll for work.",
+    "idle_polling_asked_total": "Times that polling was asked for.",
+    "lock_owners": "Owners of file locks on this mount.",
+    "lock_waits": "Requests that wait for a file lock.",
+    "prefetched_blocks_total": "Blocks fetched whole after reads at random.",
+    "prefetch_skipped_total": "Blocks not fetched whole, for want of room or time.",
+    "accesslog_readers": "Open handles of .accesslog, and the file of --access-log.",
+    "accesslog_dropped_total": "Lines of access logs dropped because a reader was too slow.",
+    "slow_operations_total": "Requests that took at least --slow-op-log.",
+}
+
+
+def help_of(family: str) -> str:
+    """One sentence about a family of series; its name in words where it has none of its own."""
+    return _HELP.get(family) or f"{family.replace('_', ' ').capitalize()}."
+
+
+def kind_of(family: str) -> str:
+    """`counter` or `gauge`, by its name."""
+    return "counter" if family.endswith("_total") else "gauge"
+
+
+def is_known(family: str) -> bool:
+    """Whether the table has a sentence about it."""
+    return family in _HELP

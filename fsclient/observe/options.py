@@ -1,0 +1,19 @@
+"""What a mount was told to show of itself, and where."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fsclient.observe.http import Address
+
+
+class ObserveOptions(NamedTuple):
+    """Options of `slicefs mount`; parsed by `cli/options/observe_options`."""
+
+    metrics: Address | None = None
+    web: Address | None = None
+    access_log: str = ""  # a file; "": none
+    slow_ms: float | None = None  # requests that took as long are logged
+    hide: bool = False  # there is no `.stats` and no `.accesslog`
+    log_json: bool = False
+    log_max_bytes: int = 0  # then the log begins anew; 0: it grows

@@ -1,0 +1,103 @@
+"""The registry of a mount's numbers: `.stats`, the Prometheus endpoint and the web page read it.
+
+Each part keeps its own counters and histograms; the registry asks for them when they are wanted, so
+that counting costs a request a few additions. Names follow Prometheus: `_total` counts, `_seconds`
+are seconds, `_bytes` are bytes; labels stand in the name, as `operations_total{op="read"}`.
+
+Threading: sources are added before the mount serves; the rest from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+from fsclient.observe.catalog import help_of, kind_of
+from fsmeta.latency import Reading, upper_bound
+
+Numbers: TypeAlias = Mapping[str, float]
+PREFIX: Final = "slicefs_"
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_SHORTEST: Final = 5  # the first bound shown is 32 µs: nothing through the kernel is quicker
+_LONGEST: Final = 26  # and the last 67 s; what takes longer is in +Inf
+_QUANTILES: Final = ((0.5, "p50"), (0.99, "p99"))
+
+
+class Series(NamedTuple):
+    """A histogram by name and labels."""
+
+    name: str
+    labels: str  # `op="read"`
+    reading: Reading
+
+
+class Metrics:
+    """Collects from the sources that are registered."""
+
+    def __init__(self) -> None:
+        self._sources: list[Callable[[], Numbers]] = []
+        self._latencies: list[Callable[[], Iterable[Series]]] = []
+
+    def add(self, source: Callable[[], Numbers]) -> None:
+        """Have `source` asked whenever the numbers are wanted."""
+        self._sources.append(source)
+
+    def add_latencies(self, source: Callable[[], Iterable[Series]]) -> None:
+        """The same, of histograms."""
+        self._latencies.append(source)
+
+    def collect(self) -> dict[str, float]:
+        """Every number, by name; of histograms two quantiles since the mount began."""
+        out = {name: value for source in self._sources for name, value in source().items()}
+        for series in self.latencies():
+            for share, word in _QUANTILES:
+                name = f"{series.name.removesuffix('_seconds')}_{word}_seconds"
+                out[f"{name}{{{series.labels}}}"] = series.reading.quantile(share)
+        return out
+
+    def latencies(self) -> list[Series]:
+        """Every histogram that has counted something."""
+        found = (series for source in self._latencies for series in source())
+        return [series for series in found if series.reading.requests]
+
+    def text(self) -> bytes:
+        """The content of `.stats`."""
+        lines = (f"{PREFIX}{name} {value:.15g}\n" for name, value in self.collect().items())
+        return "".join(lines).encode()
+
+    def prometheus(self) -> bytes:
+        """The same numbers and whole histograms in Prometheus' text format 0.0.4."""
+        families: dict[str, list[str]] = {}
+        for source in self._sources:
+            for name, value in source().items():
+                family = name.partition("{")[0]
+                families.setdefault(family, []).append(f"{PREFIX}{name} {value:.15g}\n")
+        kinds = {family: kind_of(family) for family in families}
+        for series in self.latencies():
+            families.setdefault(series.name, []).extend(_histogram(series))
+            kinds[series.name] = "histogram"
+        parts: list[str] = []
+        for family, lines in families.items():
+            parts.append(f"# HELP {PREFIX}{family} {help_of(family)}\n")
+            parts.append(f"# TYPE {PREFIX}{family} {kinds[family]}\n")
+            parts += lines
+        return "".join(parts).encode()
+
+
+def _histogram(series: Series) -> Iterator[str]:
+    """The lines of one histogram: buckets add up, as Prometheus has them."""
+    name, buckets = f"{PREFIX}{series.name}", series.reading.buckets
+    seen = sum(buckets[:_SHORTEST])
+    for index in range(_SHORTEST, _LONGEST + 1):
+        seen += buckets[index]
+        yield f'{name}_bucket{{{series.labels},le="{upper_bound(index):.9g}"}} {seen}\n'
+    count = series.reading.requests
+    yield f'{name}_bucket{{{series.labels},le="+Inf"}} {count}\n'
+    yield f"{name}_sum{{{series.labels}}} {series.reading.seconds:.15g}\n"
+    yield f"{name}_count{{{series.labels}}} {count}\n"
+
+
+def parse(text: str) -> dict[str, float]:
+    """`.stats` as numbers by name, without the prefix. Raises: ValueError."""
+    pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name.removeprefix(PREFIX): float(value) for name, value in pairs}

@@ -1,0 +1,1 @@
+"""Tests of what a mount shows of itself."""
