@@ -18,11 +18,12 @@ from tools.houselib.tree import Finding, Source
 FOUNDATION = frozenset(
     {"fsmeta", "fsmeta.types", "fsmeta.errors", "fsmeta.runtime", "fsmeta.slices"}
 )
-OURS = frozenset({"fsmeta", "fsdata", "fsclient", "csi", "tools", "tests"})
+OURS = frozenset({"fsmeta", "fsdata", "fsclient", "slicefs", "csi", "tools", "tests"})
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "fsmeta": frozenset({"fsmeta"}),
     "fsdata": frozenset({"fsdata"}),
     "fsclient": frozenset({"fsmeta", "fsdata", "fsclient"}),
+    "slicefs": frozenset({"fsmeta", "fsdata", "fsclient", "slicefs"}),
     "csi": frozenset({"csi"}),
     "tools": OURS - {"tests"},
     "tests": OURS,
