@@ -55,9 +55,9 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("client",),
         ("stores",),
         ("checkpoint", "manifests"),
-        ("data",),
+        ("data", "lifecycle"),
         ("torch",),
-        ("",),
+        ("", "cli"),
     ),
 }
 RANKS: Mapping[str, int] = {
