@@ -104,6 +104,8 @@ def joined(*words: str) -> str:
 
 def url_below(url: str, path: str) -> str:
     """The URL of a path in the tree of a URL; in a volume, the path stands behind `#`."""
-    if url.startswith(("file://", "s3://", "r2://", "gs://")) or "#" in url:
+    if url.startswith("file://"):
+        return f"file:///{joined(url.removeprefix('file://').strip('/'), path)}"
+    if url.startswith(("s3://", "r2://", "gs://")) or "#" in url:
         return joined(url, path)
     return f"{url}#{path}" if path else url

@@ -29,7 +29,7 @@ from slicefs.lifecycle.clean import (
     refuse_non_runs,
     remove_run,
 )
-from slicefs.lifecycle.move import endpoint, endpoints, export as export_files, move as move_files
+from slicefs.lifecycle.move import Stores, export as export_files, move as move_files
 from slicefs.lifecycle.run_map import Resolver, map_run, plugged_resolver, table_resolver
 from slicefs.lifecycle.transfer import Copier, CopyReport, Endpoint
 from slicefs.lifecycle.unshard import unshard as unshard_step
@@ -44,12 +44,14 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group(name="ckpt", context_settings={"help_option_names": ["-h", "--help"]})
-def ckpt() -> None:
+@click.pass_context
+def ckpt(ctx: click.Context) -> None:
     """Checkpoints of training runs: clean, verify, unshard, move, map and export.
 
     A URL is a directory, file:///DIR, s3://BUCKET/PREFIX, r2://…, gs://…, slicefs://VOLUME/PATH or
     META-URL#PATH.
     """
+    ctx.obj = ctx.with_resource(Stores())
 
 
 def _each(urls: Sequence[str], jobs: int, work: Callable[[str], Any]) -> list[tuple[str, Any]]:
@@ -82,7 +84,9 @@ def _why(error: Exception) -> str:
 )
 @_jobs
 @_json
+@click.pass_obj
 def clean(
+    stores: Stores,
     runs: tuple[str, ...],
     dry_run: bool,
     ignore_non_runs: bool,
@@ -100,12 +104,12 @@ def clean(
     rules = Rules(
         words["verify"], words["bypass_run_verification"], before, words["max_archive_size"]
     )
-    found = _each(runs, jobs, lambda url: judge(endpoint(url), rules))
+    found = _each(runs, jobs, lambda url: judge(stores.endpoint(url), rules))
     if not ignore_non_runs:
         refuse_non_runs([(u, v) for u, v in found if isinstance(v, RunVerdict)])
     doomed = [url for url, v in found if isinstance(v, RunVerdict) and v.verdict == "remove"]
     if not dry_run:
-        removed = dict(_each(doomed, jobs, lambda url: remove_run(endpoint(url))))
+        removed = dict(_each(doomed, jobs, lambda url: remove_run(stores.endpoint(url))))
         found = [(u, e if isinstance(e := removed.get(u), Exception) else v) for u, v in found]
     if as_json:
         click.echo(json.dumps({url: _verdict(each) for url, each in found}, indent=2))
@@ -130,10 +134,11 @@ def _verdict(each: RunVerdict | Exception) -> dict[str, Any]:
 @click.option("--digest", is_flag=True, help="Read all bytes and compare the manifest's digests.")
 @_jobs
 @_json
-def verify(urls: tuple[str, ...], digest: bool, jobs: int, as_json: bool) -> int:
+@click.pass_obj
+def verify(stores: Stores, urls: tuple[str, ...], digest: bool, jobs: int, as_json: bool) -> int:
     """Say of each step whether it is whole; URL is a step, or a run whose steps are looked at."""
-    steps = [step for url in urls for step in _steps(url)]
-    found = _each(steps, jobs, lambda url: _verify(url, digest))
+    steps = [step for url in urls for step in _steps(stores, url)]
+    found = _each(steps, jobs, lambda url: _verify(stores, url, digest))
     problems = {
         url: [_why(each)] if isinstance(each, Exception) else list(each.problems)
         for url, each in found
@@ -148,14 +153,14 @@ def verify(urls: tuple[str, ...], digest: bool, jobs: int, as_json: bool) -> int
     return FOUND if any(problems.values()) else 0
 
 
-def _verify(url: str, digest: bool) -> Any:
-    at = endpoint(url)
+def _verify(stores: Stores, url: str, digest: bool) -> Any:
+    at = stores.endpoint(url)
     return verify_step(at.tree, at.path, digest=digest)
 
 
-def _steps(url: str) -> list[str]:
+def _steps(stores: Stores, url: str) -> list[str]:
     """The steps of a run, or the step itself."""
-    at = endpoint(url)
+    at = stores.endpoint(url)
     if parse_step(at.path.rpartition("/")[2]):
         return [url]
     with suppress(FileNotFoundError, NotADirectoryError):
@@ -166,7 +171,7 @@ def _steps(url: str) -> list[str]:
 
 
 def _below(at: Endpoint, name: str) -> str:
-    return url_below(at.tree.url.rstrip("/"), joined(at.path, name))
+    return url_below(at.tree.url, joined(at.path, name))
 
 
 @ckpt.command()
@@ -177,7 +182,9 @@ def _below(at: Endpoint, name: str) -> str:
 @click.option("--model-only", is_flag=True, help="Leave out the optimizer and what is no tensor.")
 @click.option("--delete-sharded", is_flag=True, help="Remove the shards after the result is read.")
 @_json
+@click.pass_obj
 def unshard(
+    stores: Stores,
     src: str,
     dst: str,
     latest_checkpoint_only: bool,
@@ -194,8 +201,8 @@ def unshard(
         raise ConfigError("--checkpoint-num: leave out --latest-checkpoint-only")
     line = ProgressLine(_RUNTIME)
     reports = {}
-    for step, target in _pairs(src, dst, latest_checkpoint_only, checkpoint_num):
-        first, second = endpoints(step, target)
+    for step, target in _pairs(stores, src, dst, latest_checkpoint_only, checkpoint_num):
+        first, second = stores.endpoints(step, target)
         report = unshard_step(
             first, second, model_only=model_only, delete_sharded=delete_sharded, say=line.show
         )
@@ -209,8 +216,10 @@ def unshard(
     return 0
 
 
-def _pairs(src: str, dst: str, latest: bool, number: int | None) -> list[tuple[str, str]]:
-    at = endpoint(src)
+def _pairs(
+    stores: Stores, src: str, dst: str, latest: bool, number: int | None
+) -> list[tuple[str, str]]:
+    at = stores.endpoint(src)
     if parse_step(at.path.rpartition("/")[2]) and not latest and number is None:
         return [(src, dst)]
     names = real_steps(e.name for e in at.tree.list_dir(at.path) if e.is_dir)
@@ -219,7 +228,7 @@ def _pairs(src: str, dst: str, latest: bool, number: int | None) -> list[tuple[s
         sharded = [n for n in sharded if (p := parse_step(n)) and p.number == number]
     if not sharded:
         raise ConfigError(f"{src}: has no such step: see `slicefs ckpt verify {src}`")
-    target = endpoint(dst)
+    target = stores.endpoint(dst)
     wanted = sharded[-1:] if latest else sharded
     return [(_below(at, name), _below(target, f"{name}-unsharded")) for name in wanted]
 
@@ -231,12 +240,15 @@ def _pairs(src: str, dst: str, latest: bool, number: int | None) -> list[tuple[s
 @click.option("--entry", default="", metavar="NAME", help="Only this file or directory of SRC.")
 @click.option("-n", "--dry-run", "--plan", is_flag=True, help="Only say what would be sent.")
 @_jobs
-def move(src: str, dst: str, keep_src: bool, entry: str, dry_run: bool, jobs: int) -> int:
+@click.pass_obj
+def move(
+    stores: Stores, src: str, dst: str, keep_src: bool, entry: str, dry_run: bool, jobs: int
+) -> int:
     """Move the run SRC to DST. Each copy is read back before its source is removed.
 
     Files that are there with the same content are skipped, so an interrupted move is run again.
     """
-    source, target = endpoints(src, dst)
+    source, target = stores.endpoints(src, dst)
     line = ProgressLine(_RUNTIME)
     copier = Copier(source, target, jobs=jobs, runtime=_RUNTIME, say=line.show)
     if dry_run:
@@ -258,9 +270,10 @@ def move(src: str, dst: str, keep_src: bool, entry: str, dry_run: bool, jobs: in
 @click.argument("src")
 @click.argument("dst")
 @_jobs
-def export(src: str, dst: str, jobs: int) -> int:
+@click.pass_obj
+def export(stores: Stores, src: str, dst: str, jobs: int) -> int:
     """Copy the step or directory SRC to DST as plain files, verified, without any of our own."""
-    source, target = endpoints(src, dst)
+    source, target = stores.endpoints(src, dst)
     line = ProgressLine(_RUNTIME)
     report = export_files(
         source, lambda at: Copier(at, target, jobs=jobs, runtime=_RUNTIME, say=line.show)
@@ -284,15 +297,22 @@ def _said(report: CopyReport) -> None:
 @click.option("--table", type=click.Path(exists=True, dir_okay=False), help="JSON: id to path.")
 @click.option("--resolver", metavar="MODULE:FUNCTION", help="A function from an id to its paths.")
 @click.option("--output", type=click.Path(dir_okay=False), help="Write the JSON to this file.")
-def map_(runs: tuple[str, ...], table: str | None, resolver: str | None, output: str | None) -> int:
+@click.pass_obj
+def map_(
+    stores: Stores,
+    runs: tuple[str, ...],
+    table: str | None,
+    resolver: str | None,
+    output: str | None,
+) -> int:
     """Print, as JSON, which path of the tracker each RUN has, by the ids in its wandb/ logs."""
     resolve = _resolver(table, resolver)
-    found = {url: map_run(endpoint(url), resolve) for url in runs}
+    found = {url: map_run(stores.endpoint(url), resolve) for url in runs}
     text = json.dumps({url: each.path for url, each in found.items() if each.path}, indent=2)
     if output is None:
         click.echo(text)
     else:
-        at = endpoint(output)
+        at = stores.endpoint(output)
         at.tree.write_atomic(at.path, [f"{text}\n".encode()])
     for url, each in found.items():
         if each.problem:

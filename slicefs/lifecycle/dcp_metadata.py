@@ -170,7 +170,7 @@ def read_metadata(data: bytes, where: str) -> CheckpointMetadata:
         state = _Reader(io.BytesIO(data)).load().state
         places: dict[tuple[str, tuple[int, ...] | None], Any] = {}
         for index, info in state["storage_data"].items():
-            offset = index.state["offset"]
+            offset = index.state.get("offset")
             places[index.state["fqn"], None if offset is None else tuple(offset)] = info.state
         tensors, others = {}, {}
         for name, entry in state["state_dict_metadata"].items():

@@ -31,22 +31,42 @@ class MoveReport(NamedTuple):
 _NOTHING = CopyReport(0, 0, 0, ())
 
 
-def endpoint(url: str) -> Endpoint:
-    """A directory by its URL: the tree of its bucket, volume or disk, and the path in it.
+class Stores:
+    """The buckets, volumes and disks that URLs lead to, each opened once.
 
-    Raises: ConfigError.
+    Two directories of one store share a tree, so that the store itself can copy between them.
+    Threading: opened by one thread at a time.
     """
-    root, path = _split(url)
-    return Endpoint(open_tree(root), path)
 
+    def __init__(self) -> None:
+        self._trees: dict[str, Tree] = {}
 
-def endpoints(source: str, target: str) -> tuple[Endpoint, Endpoint]:
-    """Two directories that share a tree where they lie in one store. Raises: ConfigError."""
-    refuse_overlap(source, target)
-    first, second = endpoint(source), endpoint(target)
-    if _split(source)[0] == _split(target)[0]:
-        second = second._replace(tree=first.tree)
-    return first, second
+    def endpoint(self, url: str) -> Endpoint:
+        """A directory by its URL. Raises: ConfigError."""
+        root, path = _split(url)
+        if root not in self._trees:
+            self._trees[root] = open_tree(root)
+        return Endpoint(self._trees[root], path)
+
+    def endpoints(self, source: str, target: str) -> tuple[Endpoint, Endpoint]:
+        """Two directories, neither within the other. Raises: ConfigError."""
+        refuse_overlap(source, target)
+        return self.endpoint(source), self.endpoint(target)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        for tree in self._trees.values():
+            tree.close()
+            client = getattr(tree, "client", None)
+            if client is not None:
+                client.close()
+        self._trees.clear()
+
+    def __enter__(self) -> Stores:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -124,9 +144,3 @@ def export(source: Endpoint, make: Callable[[Endpoint], Copier]) -> CopyReport:
         raise OSError(errno.EIO, f"is not exported: {problem}", source.path)
     data = Endpoint(source.tree, step.data)
     return make(data).copy([Info(name, each.size) for name, each in step.manifest.files.items()])
-
-
-def close(*trees: Tree) -> None:
-    """Let go of connections."""
-    for tree in trees:
-        tree.close()

@@ -13,6 +13,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
+from fsclient.cli.main import run
+from slicefs.checkpoint.safetensors import decode_header, header_length
 from slicefs.torch.checkpoint import Checkpoint, CheckpointManager, StorageReader, StorageWriter
 from tests.conftest import LogWatch
 
@@ -154,3 +156,17 @@ def test_torch_save_adds_little_memory(tmp_path: Path) -> None:
     words = [sys.executable, "-W", "ignore", "-c", program, f"file://{tmp_path}"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 64, "MiB more for 256 MiB"
+
+
+def test_unshard_gives_what_torch_saved(tmp_path: Path) -> None:
+    manager = CheckpointManager(f"file://{tmp_path}/run")
+    saved = state(9)
+    manager.save(9, saved)
+    assert run(["ckpt", "unshard", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    data = (tmp_path / "out/step9-unsharded/model.safetensors").read_bytes()
+    found = decode_header(data[: header_length(data, "f")], len(data), "f")
+    for name in ("w", "t", "b"):
+        each = found[name]
+        tensor = torch.frombuffer(bytearray(data[each.begin : each.end]), dtype=saved[name].dtype)
+        assert torch.equal(tensor.reshape(each.spec.shape), saved[name])
+    assert torch.load(tmp_path / "out/step9-unsharded/other/step.pt") == 9
