@@ -87,6 +87,7 @@ def _why(error: Exception) -> str:
 @click.pass_obj
 def clean(
     stores: Stores,
+    /,
     runs: tuple[str, ...],
     dry_run: bool,
     ignore_non_runs: bool,

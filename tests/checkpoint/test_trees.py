@@ -20,10 +20,10 @@ def test_steps_on_each_tree(tree: Tree) -> None:
             saving.put("a/model.bin", bytes([step]) * 100_000)
             saving.put("empty", b"")
     assert manager.steps() == [3, 4]
-    step = manager.latest(digest=True)
-    assert step is not None
-    assert step.read("a/model.bin") == bytes([4]) * 100_000
-    assert step.read("empty") == b""
+    latest = manager.latest(digest=True)
+    assert latest is not None
+    assert latest.read("a/model.bin") == bytes([4]) * 100_000
+    assert latest.read("empty") == b""
     with pytest.raises(FileExistsError):
         manager.save(4)
     manager.remove(4)
