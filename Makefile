@@ -53,6 +53,13 @@ run: venv ## Mount an embedded volume, do real work on it and show the result
 test: packages venv ## Run the tests; ARGS='-k rename -x' are pytest's, JOBS=0 runs one at a time
 	PYTHONHASHSEED=0 $(BIN)/pytest --tb=short -ra -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+.PHONY: test-torch
+test-torch: venv ## Run the tests that need torch; installs it once, 4.9 GB; TORCH=no leaves them out
+ifneq ($(TORCH),no)
+	@python=$$(tools/torch_env.sh $(BIN)/python) && \
+		"$$python" -m pytest --tb=short -ra -p no:cacheprovider tests/torch $(ARGS)
+endif
+
 .PHONY: check format-check lint types house
 check: format-check lint types house ## Formatting, lint, types and the house rules
 

@@ -220,6 +220,20 @@ def _profile() -> click.Command:
     return profile
 
 
+def _ckpt() -> click.Command:
+    return _extension("ckpt")
+
+
+def _extension(name: str) -> click.Command:
+    """A group of commands that the library brings: an entry point, so that nothing is imported."""
+    from importlib.metadata import entry_points
+
+    for found in entry_points(group="slicefs.commands", name=name):
+        group: click.Command = found.load()
+        return group
+    raise ConfigError(f"{name}: its entry point is not installed: run `pip install slicefs` again")
+
+
 _TRACEBACK: Final = "SLICEFS_TRACEBACK"
 
 # name → how to import it, and its line in `slicefs --help`
@@ -245,6 +259,7 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[], click.Command], str]]] = {
     "info": (_info, "Show where the data of a file is."),
     "dump": (_dump, "Write a volume's metadata to a file."),
     "load": (_load, "Make a volume of dumped metadata."),
+    "ckpt": (_ckpt, "Clean, verify, unshard, move and map checkpoints."),
     "objbench": (_objbench, "Try and measure an object store."),
     "restore-meta": (_restore_meta, "Make a volume from a backup in its object store."),
     "rmr": (_rmr, "Remove whole trees, in parallel."),

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 from fsclient.mount.daemon import open_log
 from fsclient.mount.log_lines import OneLine, dump_stacks

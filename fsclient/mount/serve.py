@@ -23,6 +23,7 @@ from fsclient.mount.client import Client, ClientOptions
 from fsclient.mount.daemon import Teller
 from fsclient.mount.exit_status import LEFT, Testament, telling
 from fsclient.mount.gc_tuning import tune
+from fsclient.mount.log_lines import dump_stacks
 from fsclient.mount.logs import log_place, name_requests, start_log
 from fsclient.mount.process_limits import raise_limits
 from fsclient.observe.observer import Observer

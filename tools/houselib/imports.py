@@ -25,11 +25,12 @@ FOUNDATION = frozenset(
         "fsmeta.slices",
     }
 )
-OURS = frozenset({"fsmeta", "fsdata", "fsclient", "csi", "tools", "tests"})
+OURS = frozenset({"fsmeta", "fsdata", "fsclient", "slicefs", "csi", "tools", "tests"})
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "fsmeta": frozenset({"fsmeta"}),
     "fsdata": frozenset({"fsdata"}),
     "fsclient": frozenset({"fsmeta", "fsdata", "fsclient"}),
+    "slicefs": frozenset({"fsmeta", "fsdata", "fsclient", "slicefs"}),
     "csi": frozenset({"csi"}),
     "tools": OURS - {"tests"},
     "tests": OURS,

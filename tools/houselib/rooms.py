@@ -51,6 +51,14 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("cli/upkeep",),
         ("cli",),
     ),
+    "slicefs": (
+        ("client",),
+        ("stores",),
+        ("checkpoint", "manifests"),
+        ("data", "lifecycle"),
+        ("torch",),
+        ("", "cli"),
+    ),
 }
 RANKS: Mapping[str, int] = {
     f"{top}/{folder}".rstrip("/"): rank

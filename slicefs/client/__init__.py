@@ -1,0 +1,1 @@
+"""A volume in this process, without a mount: paths, files, batched reads."""

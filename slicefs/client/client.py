@@ -1,0 +1,238 @@
+"""`slicefs.Client`: a volume in this process, without a mount.
+
+It has the caches, the write-back and the permissions of a mount: each request is judged by the
+caller's uid, gid and groups in user space. Whoever has the metadata URL can say who it is, so that
+protects from mistakes and not from the owner of the URL.
+
+    with slicefs.Client("redis://localhost/1") as fs:
+        with fs.open("data/labels.txt", "rt") as file: …
+
+A client connects at its first use. It pickles to its URL and options, and a forked child connects
+anew. Threading: any method from any thread; a file by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import IO, Any, Final, Self
+from weakref import WeakSet
+
+from fsclient.volume.cache_options import NONE, SIZE
+from fsdata.resources.memory_budget import BUFFER_BYTES
+from fsmeta.errors import ConfigError
+from fsmeta.store.url import shown_url
+from fsmeta.types import Caller
+from slicefs.client import durable, files
+from slicefs.client.batches import BatchReader, Prefetch
+from slicefs.client.connection import (
+    Connection,
+    Settings,
+    after_fork,
+    parse_bytes,
+    process_umask,
+)
+from slicefs.client.namespace import Namespace
+from slicefs.client.parallel import RUNTIME
+from slicefs.client.paths import Path, View
+from slicefs.client.ranges import MAX_GAP_BYTES, Item
+from slicefs.client.volumes import split_volume_url
+
+FILE_BUFFER_BYTES: Final = 1 << 20  # as the kernel's largest request
+_CLIENTS: Final[WeakSet[Client]] = WeakSet()
+
+
+class Client(Namespace):
+    """A volume. Paths are as on a mount of its root; relative ones begin at the URL's path."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        uid: int | None = None,
+        gid: int | None = None,
+        groups: Sequence[int] | None = None,
+        cache_dir: str | None = None,
+        cache_size: int | str = SIZE,
+        **options: Any,
+    ) -> None:
+        """`url` is a metadata URL, `META-URL#PATH` or `slicefs://VOLUME/PATH`.
+
+        The caller is this process's unless `uid` says otherwise. `options`: `umask`,
+        `buffer_size`, `staging_dir` (write-back), `heartbeat`, `meta_timeout`, `store_options`,
+        `upload_limit`, `download_limit` (bytes a second). Raises: ConfigError.
+        """
+        meta, path = split_volume_url(url)
+        caller = _caller(uid, gid, groups)
+        self._settings = Settings(
+            url=meta,
+            path=path,
+            caller=caller,
+            umask=int(options.pop("umask", process_umask())),
+            cache_dir=cache_dir or NONE,
+            cache_size=str(cache_size),
+            buffer_bytes=parse_bytes(options.pop("buffer_size", BUFFER_BYTES), "buffer_size"),
+            staging_dir=str(options.pop("staging_dir", "") or ""),
+            heartbeat_s=float(options.pop("heartbeat", 5.0)),
+            meta_timeout_s=float(options.pop("meta_timeout", 0.0)),
+            store_options=tuple(options.pop("store_options", ())),
+            upload_bytes_s=parse_bytes(options.pop("upload_limit", 0), "upload_limit"),
+            download_bytes_s=parse_bytes(options.pop("download_limit", 0), "download_limit"),
+        )
+        if options:
+            raise ConfigError(f"unknown option {min(options)!r} of slicefs.Client: leave it out")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = RUNTIME.lock()
+        self._connection: Connection | None = None
+        self._closed = False
+        self._top = b"/" + os.fsencode(self._settings.path).strip(b"/")
+        self._batches = BatchReader(self.view)
+        _CLIENTS.add(self)
+
+    def __getstate__(self) -> Settings:
+        return self._settings
+
+    def __setstate__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"slicefs.Client({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The volume's URL, without its password."""
+        path = self._settings.path.strip("/")
+        return shown_url(self._settings.url) + (f"#{path}" if path else "")
+
+    def connection(self) -> Connection:
+        """The connection of this process, made if need be. Raises: ConfigError, OSError."""
+        connection = self._connection
+        if connection is not None and connection.alive:
+            return connection
+        with self._lock:
+            if self._closed:
+                raise ValueError("the client is closed")
+            if self._connection is None or not self._connection.alive:
+                self._connection = Connection(self._settings)
+            return self._connection
+
+    def view(self) -> View:
+        """The volume as this client's caller sees it."""
+        settings = self._settings
+        return View(self.connection(), settings.caller, settings.umask, self._top)
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def open(
+        self,
+        path: Path,
+        mode: str = "rb",
+        *,
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        atomic: bool = False,
+        permissions: int = 0o666,
+    ) -> IO[Any]:
+        """As `open`. `atomic`: a file that is written appears whole at `close`, or not at all."""
+        parsed = files.parse_mode(mode)
+        if atomic and (not parsed.flags & os.O_TRUNC or parsed.reads):
+            raise ValueError(f"atomic=True is for mode 'wb' or 'w', not {mode!r}")
+        if not parsed.text and (encoding, errors, newline) != (None, None, None):
+            raise ValueError("binary mode takes no encoding, errors or newline")
+        if buffering == 0 and (atomic or parsed.text):
+            raise ValueError("only binary files, not atomic ones, are without a buffer")
+        size = FILE_BUFFER_BYTES if buffering in (-1, 1) else buffering
+        view = self.view()
+        if atomic:
+            ino, fh = view.run(path, lambda: files.open_unnamed(view, path, permissions))
+            raw = files.RawFile(self.view, ino, fh, os.O_RDWR, path)
+            binary: Any = files.AtomicFile(raw, view, path, size)
+        else:
+            ino, fh = view.run(path, lambda: files.open_raw(view, path, parsed.flags, permissions))
+            raw = files.RawFile(self.view, ino, fh, parsed.flags, path)
+            binary = _buffered(raw, parsed, size)
+        if not parsed.text:
+            return binary  # type: ignore[no-any-return]
+        return io.TextIOWrapper(binary, encoding, errors, newline, line_buffering=buffering == 1)
+
+    def read_many(self, items: Sequence[Item], *, max_gap: int = MAX_GAP_BYTES) -> list[memoryview]:
+        """Each item's bytes in order: neighbouring ranges merged, many files at a time.
+
+        An item is a path, or `(path, begin, end)`; a range past the end of its file is short.
+        """
+        return self._batches.read_many(items, max_gap)
+
+    def prefetch(self, items: Iterable[Item]) -> Prefetch:
+        """Have items read into this process's caches in the background."""
+        return self._batches.prefetch(list(items))
+
+    # --- durability ------------------------------------------------------------------------------
+
+    def wait_durable(self, path: Path | None = None, timeout: float | None = None) -> bool:
+        """Store what was written so far, to a file or to all; whether others see all of it.
+
+        False after `timeout` seconds. Raises: what could not be stored.
+        """
+        return durable.wait_durable(self.view(), path, timeout)
+
+    def drain(self, deadline: float) -> durable.DrainReport:
+        """Store as much as can be in `deadline` seconds: for SIGTERM and notices of preemption."""
+        return durable.drain(self.view(), deadline)
+
+    def close(self) -> None:
+        """Store everything and leave the volume. Raises: OSError EIO where something is lost."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            self._closed = True
+        if connection is not None and not connection.close():
+            raise OSError(errno.EIO, f"not everything was stored: {connection.lost()}", self.url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _caller(uid: int | None, gid: int | None, groups: Sequence[int] | None) -> Caller:
+    """By default this process's; the groups of another user are not looked up."""
+    own = uid is None and gid is None
+    if groups is None:
+        groups = os.getgroups() if own else ()
+    return Caller(
+        os.geteuid() if uid is None else uid,
+        os.getegid() if gid is None else gid,
+        tuple(groups),
+        os.getpid(),
+    )
+
+
+def _buffered(raw: files.RawFile, mode: files.Mode, size: int) -> Any:
+    """`raw` behind the buffer that `open` would give it."""
+    if size == 0:
+        return raw
+    if mode.reads and mode.writes:
+        return io.BufferedRandom(raw, size)
+    return io.BufferedReader(raw, size) if mode.reads else io.BufferedWriter(raw, size)
+
+
+def _renew_locks() -> None:
+    """In a forked child: the parent's threads may have held them."""
+    for client in _CLIENTS:
+        client.__setstate__(client.__getstate__())
+
+
+after_fork(_renew_locks)

@@ -1,0 +1,1 @@
+"""Datasets without torch: sources of samples, sharding and order."""

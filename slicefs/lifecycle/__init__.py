@@ -1,0 +1,1 @@
+"""Chores around checkpoints: clean, verify, move, unshard, map and export."""

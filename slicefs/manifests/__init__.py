@@ -1,0 +1,1 @@
+"""Manifests: a frozen listing of a tree as one object."""

@@ -1,0 +1,1 @@
+"""One namespace over directories, S3 buckets and volumes."""

@@ -1,0 +1,9 @@
+"""Checkpoints for PyTorch under the names that users import."""
+
+from __future__ import annotations
+
+from slicefs.checkpoint.files import Checkpoint
+from slicefs.torch.checkpoint_manager import CheckpointManager
+from slicefs.torch.dcp import StorageReader, StorageWriter
+
+__all__ = ["Checkpoint", "CheckpointManager", "StorageReader", "StorageWriter"]

@@ -1,0 +1,1 @@
+"""Checkpoints and their lifecycle, without torch."""
