@@ -51,6 +51,14 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("cli/upkeep",),
         ("cli",),
     ),
+    "csi": (
+        ("",),
+        ("proto", "host"),
+        ("clients",),
+        ("volumes",),
+        ("services",),
+        ("server",),
+    ),
 }
 RANKS: Mapping[str, int] = {
     f"{top}/{folder}".rstrip("/"): rank
