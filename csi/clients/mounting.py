@@ -27,10 +27,13 @@ async def ensure_mounted(
         if not backend.can_format:
             raise
     done = await program.format(backend)
-    if done.code != 0 and "already" not in done.err:  # another node was faster
+    if done.code == 0:
+        log.info("volume %r is formatted", backend.name)
+    try:
+        return await client.ensure(words, backend.environment, backend.name)
+    except NoVolume:  # else another node was faster
         require(done, f"volume {backend.name} can't be formatted")
-    log.info("volume %r is formatted", backend.name)
-    return await client.ensure(words, backend.environment, backend.name)
+        raise
 
 
 def mount_words(options: Sequence[str], readonly: bool, subdir: str) -> tuple[str, ...]:

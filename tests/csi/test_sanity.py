@@ -1,4 +1,4 @@
-"""The conformance suite of Kubernetes, csi-sanity, against the driver."""
+"""K1: the conformance suite of Kubernetes, csi-sanity, against the driver."""
 
 from __future__ import annotations
 
@@ -57,14 +57,26 @@ def csi_sanity() -> Path:
 
 
 @needs_mounts
+@pytest.mark.soak
 @pytest.mark.timeout(BUILD_S + RUN_S)
 def test_csi_sanity(driver: Driver) -> None:
+    sanity(driver)
+
+
+@needs_mounts
+@pytest.mark.timeout(BUILD_S + RUN_S)
+def test_csi_sanity_refuses_and_expands(driver: Driver) -> None:
+    """The part that is quick: what is refused, and one volume's way to a node and back."""
+    sanity(driver, "--ginkgo.focus", "Identity Service|should fail when no|node-expand is called")
+
+
+def sanity(driver: Driver, *options: str) -> None:
     program = csi_sanity()
     secrets = driver.base / "secrets.yaml"
     secrets.write_text(json.dumps(dict.fromkeys(SECRETS, driver.secrets)))  # JSON is YAML
     words = [program, "--csi.endpoint", f"unix://{driver.socket}", "--csi.secrets", secrets]
     words += ["--csi.mountdir", driver.base / "target", "--csi.stagingdir", driver.base / "stage"]
-    words += ["--csi.testvolumeaccesstype", "mount", "--ginkgo.no-color"]
+    words += ["--csi.testvolumeaccesstype", "mount", "--ginkgo.no-color", *options]
     done = subprocess.run(
         words, cwd=driver.base, capture_output=True, text=True, timeout=RUN_S, check=False
     )
