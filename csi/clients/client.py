@@ -78,7 +78,11 @@ class Client:
         finally:
             os.close(lock)
         _require_mounted(done)
-        await self.require_name(name)
+        try:
+            await self.require_name(name)
+        except CsiError:
+            await self._program.umount(self.mountpoint)
+            raise
         return True
 
     async def stop(self) -> None:
@@ -174,7 +178,7 @@ class Client:
     # --- the name --------------------------------------------------------------------------------
 
     async def require_name(self, name: str) -> None:
-        """Raises: CsiError where the volume has another; then it is unmounted again."""
+        """Raises: CsiError where the volume has another."""
         path = os.path.join(self.mountpoint, ".config")
         done = await run(["head", "-c", str(_CONFIG_BYTES_MAX), path], {}, _PROBE_S)
         try:
@@ -182,7 +186,6 @@ class Client:
         except (ValueError, KeyError, TypeError) as error:
             raise CsiError(Code.UNAVAILABLE, "the client does not say what it mounts") from error
         if found != name:
-            await self._program.umount(self.mountpoint)
             raise invalid(
                 f"the volume in metaurl is called {found!r}, the secret names {name!r}: correct it"
             )

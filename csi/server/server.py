@@ -77,6 +77,9 @@ class Server:
             result: tuple[Any, Any] = (Code.OK, await method(request))
         except CsiError as error:
             result = (error.code, error.text)
+        except OSError as error:
+            log.warning("%s: %s", name, error)
+            result = (Code.UNAVAILABLE, f"{error.strerror or error}: try again")
         except Exception as error:
             log.exception("%s", name)
             result = (Code.INTERNAL, f"unforeseen, {type(error).__name__}: see the driver's log")

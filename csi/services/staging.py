@@ -38,7 +38,12 @@ class Staging:
         new = NodeRecord(volume_id, backend.name, words, dict(backend.environment), targets)
         if new != record:
             self._volumes.write(new)
-        started = await ensure_mounted(client, self._program, backend, words)
+        try:
+            started = await ensure_mounted(client, self._program, backend, words)
+        except CsiError as error:
+            if record is None and error.code is not Code.UNAVAILABLE:  # kubelet will not unstage
+                self._volumes.remove(volume_id)
+            raise
         if started and targets:
             self._bind_all(new)
 

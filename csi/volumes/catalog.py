@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from csi.errors import Code, CsiError
+from csi.host import mounts
 from csi.host.records import create_record, read_record, remove_record, write_record
 from csi.names import CATALOG, file_name
 
@@ -91,7 +92,7 @@ class Catalog:
 
     def snapshots(self) -> list[SnapshotRecord]:
         """All that are taken, by id."""
-        folder = os.path.join(self._own, "snapshots")
+        folder = os.path.join(self._require_mounted(), CATALOG, "snapshots")
         found = []
         for name in os.listdir(folder):
             record = None if name.startswith(".") else read_record(os.path.join(folder, name))
@@ -135,7 +136,7 @@ class Catalog:
 
     def directory(self, path: str) -> str:
         """The directory of a volume, on the private mount."""
-        return os.path.join(self.root, path)
+        return os.path.join(self._require_mounted(), path)
 
     def retired(self, uid: str) -> str:
         """Where the directory of a deleted volume is."""
@@ -151,7 +152,13 @@ class Catalog:
         return retired if os.path.isdir(retired) else self.directory(record.path)
 
     def _place(self, folder: str, key: str) -> str:
-        return os.path.join(self._own, folder, file_name(key))
+        return os.path.join(self._require_mounted(), CATALOG, folder, file_name(key))
+
+    def _require_mounted(self) -> str:
+        """The root. Raises: CsiError where it is a bare directory, which knows no volume."""
+        if mounts.find(self.root) is None:
+            raise CsiError(Code.UNAVAILABLE, "the volume is not mounted any more, try again")
+        return self.root
 
     def _read(self, folder: str, key: str) -> dict[str, Any] | None:
         return read_record(self._place(folder, key))

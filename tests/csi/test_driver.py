@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -16,6 +17,7 @@ from csi.proto import csi_pb2 as pb
 from tests.csi.driver import PROGRAM, SECRET, Driver, capability
 from tests.faults.program import needs_mounts
 from tests.outcome import errno_of
+from tests.redis_server import free_port
 from tests.waiting import wait_until
 
 pytestmark = needs_mounts
@@ -188,6 +190,7 @@ def test_bad_requests_change_nothing(driver: Driver) -> None:
         assert code_of(driver.create, "pvc-2", secrets=secrets) is Code.INVALID_ARGUMENT
     wrong = {**driver.secrets, "metaurl": driver.secrets["metaurl"].replace(SECRET, SECRET[::-1])}
     assert code_of(driver.stage, volume, secrets=wrong) is Code.INTERNAL
+    assert os.listdir(driver.state / "volumes") == []
     driver.stage(volume)
     assert code_of(driver.create, "x" * 300) is Code.INVALID_ARGUMENT
     file, link, other = (driver.base / name for name in ("file", "link", "other"))
@@ -228,6 +231,20 @@ def test_many_at_once_and_nothing_secret(driver: Driver) -> None:
     driver.unstage(volume)
     driver.delete(volume.volume_id)
     driver.finish()
+
+
+def test_numbers_and_health(driver: Driver) -> None:
+    driver.end()
+    port = free_port()
+    driver.start("--metrics", f"127.0.0.1:{port}")
+
+    def page(name: str) -> str:
+        with urlopen(f"http://127.0.0.1:{port}/{name}", timeout=60) as answer:
+            return bytes(answer.read()).decode()
+
+    assert page("healthz") == "ok\n"
+    assert 'slicefs_csi_calls_total{call="Probe",code="OK"}' in page("metrics")
+    assert "slicefs_csi_volumes 0" in page("metrics")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,13 @@ def sanity(driver: Driver, *options: str) -> None:
     program = csi_sanity()
     secrets = driver.base / "secrets.yaml"
     secrets.write_text(json.dumps(dict.fromkeys(SECRETS, driver.secrets)))  # JSON is YAML
-    words = [program, "--csi.endpoint", f"unix://{driver.socket}", "--csi.secrets", secrets]
+    words: list[str | Path] = [
+        program,
+        "--csi.endpoint",
+        f"unix://{driver.socket}",
+        "--csi.secrets",
+        secrets,
+    ]
     words += ["--csi.mountdir", driver.base / "target", "--csi.stagingdir", driver.base / "stage"]
     words += ["--csi.testvolumeaccesstype", "mount", "--ginkgo.no-color", *options]
     done = subprocess.run(
