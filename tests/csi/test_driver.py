@@ -6,6 +6,11 @@ import errno
 import os
 import signal
 import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -160,7 +165,47 @@ def kill_in(driver: Driver, sign: str, service: str, name: str, request: Any, ki
     call = driver.begin(service, name, request, kind)  # it is cancelled where nothing keeps it
     wait_until(lambda: (driver.state / sign).exists(), 60)
     driver.end(signal.SIGKILL)
-    assert call.exception() is not None
+    call.exception()  # unless it was done by then
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_killed_again_and_again(driver: Driver) -> None:
+    """Each call is cut off after another time, and then repeated to its end."""
+    target = driver.base / "pods/1"
+    for delay_s in (0.0, 0.05, 0.2, 0.5, 1.0):
+        cut(driver, delay_s, lambda: driver.create("pvc-1", capacity_range={"limit_bytes": MIB}))
+        volume = driver.create("pvc-1", capacity_range={"limit_bytes": MIB})
+        calls: list[Callable[[], Any]] = [
+            partial(driver.stage, volume),
+            partial(driver.publish, volume, target),
+            partial((target / "file").write_text, "x"),
+            partial(driver.snapshot, "snap-1", volume.volume_id),
+            partial(driver.delete_snapshot, "snap-1"),
+            partial(driver.unpublish, volume, target),
+            partial(driver.unstage, volume),
+            partial(driver.delete, volume.volume_id),
+        ]
+        for call in calls:
+            cut(driver, delay_s, call)
+            call()
+        assert os.listdir(driver.state / "volumes") == []
+    driver.finish()
+
+
+def cut(driver: Driver, delay_s: float, call: Callable[[], Any]) -> None:
+    """Begin a call, kill the driver some time later, and start it again."""
+
+    def run() -> None:
+        with suppress(grpc.RpcError, ValueError, grpc.FutureCancelledError):
+            call()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(delay_s)
+    driver.end(signal.SIGKILL)
+    thread.join()
+    driver.start()
 
 
 def test_bad_requests_change_nothing(driver: Driver) -> None:
