@@ -47,6 +47,10 @@ class Snapshots:
             if found["name"] == name:
                 return found
         done = await self._program.tree("snapshot", "create", directory, name, "--json")
+        if done.code:  # a command of a driver that was killed may have been faster
+            for found in await self._taken(directory):
+                if found["name"] == name:
+                    return found
         made: dict[str, Any] = json.loads(require(done, f"can't take the snapshot {name}"))
         return made
 
@@ -65,7 +69,8 @@ class Snapshots:
         place = os.path.join(directory, ".snapshots", snapshot_id)
         if await asyncio.to_thread(os.path.isdir, place):
             done = await self._program.tree("snapshot", "delete", directory, snapshot_id)
-            require(done, f"can't delete the snapshot {snapshot_id}")
+            if await asyncio.to_thread(os.path.isdir, place):
+                require(done, f"can't delete the snapshot {snapshot_id}")
         await remove_retired(catalog, record.source_uid)
         await asyncio.to_thread(catalog.remove_snapshot, snapshot_id)
 
