@@ -1,1 +1,1 @@
-"""The CSI driver runs the `slicefs` command as a user would. Not begun yet."""
+"""The CSI driver: SliceFS in Kubernetes. It runs the `slicefs` command as a user would."""

@@ -47,6 +47,7 @@ LONG_FILES: Final = (
     "cli/test_tikv.py",
     "sim/test_quota.py",
     "faults/test_cache.py",
+    "csi/test_driver.py",
     "sim/test_collect.py",
     "data/test_disk_cache_size.py",
 )

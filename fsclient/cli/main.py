@@ -17,7 +17,7 @@ from typing import Final
 
 import click
 
-from fsclient.cli.options.hide import hide_passwords, without_passwords
+from fsclient.cli.options.hide import hide_passwords, read_environment, without_passwords
 from fsmeta.errors import ConfigError, StoreError
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
@@ -363,7 +363,11 @@ def _failed(why: str, code: int = 1) -> int:
 
 def main() -> None:
     """The `slicefs` program. `slicefs META DIR …` mounts, too: that is how mount.fuse calls."""
-    arguments = sys.argv[1:]
+    try:
+        arguments = read_environment(sys.argv[1:])
+    except ConfigError as error:
+        sys.exit(_failed(str(error)))
+    sys.argv[1:] = arguments  # messages leave out the passwords that are in them
     if arguments and ("://" in arguments[0] or _asks_to_remount(arguments)):
         mount_helper()
     hide_passwords(arguments)

@@ -196,6 +196,15 @@ def test_nobody_else_reads_the_password(served: Volume, durable_redis: DurableRe
     served.end()
 
 
+def test_a_url_from_the_environment(embedded: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = slicefs("status", "env:URL_OF_TEST")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "slicefs: env:URL_OF_TEST: the environment has no URL_OF_TEST: export it\n"
+    monkeypatch.setenv("URL_OF_TEST", embedded.meta)
+    embedded.format()
+    assert json.loads(succeed("status", "env:URL_OF_TEST", "--json")) == embedded.status()
+
+
 # {base} has besides: mnt, an empty directory; the volume is in {meta}
 MOUNT = [
     ("{meta} {base}/none", "none does not exist: `mkdir -p", 1),

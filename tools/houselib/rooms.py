@@ -59,6 +59,14 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("torch",),
         ("", "cli"),
     ),
+    "csi": (
+        ("",),
+        ("proto", "host"),
+        ("clients",),
+        ("volumes",),
+        ("services",),
+        ("server",),
+    ),
 }
 RANKS: Mapping[str, int] = {
     f"{top}/{folder}".rstrip("/"): rank

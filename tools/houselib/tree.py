@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 CODE_SUFFIXES = frozenset({".py", ".lua", ".c", ".h", ".go", ".sh"})
+GENERATED = "_pb2.py"  # what protoc writes is judged by its .proto file
 
 
 class Finding(NamedTuple):
@@ -72,6 +73,8 @@ def load(root: Path, paths: Iterable[str]) -> tuple[list[Source], list[Finding]]
     for path in paths:
         file = root / path
         if file.suffix not in CODE_SUFFIXES or file.is_symlink() or not file.is_file():
+            continue
+        if file.name.endswith(GENERATED):
             continue
         text = file.read_text(encoding="utf-8")
         tree = None

@@ -1,20 +1,41 @@
 """A password in a metadata URL is nobody's business: neither ps(1) nor a message shows it.
 
-Called as the program begins. Until then, for some milliseconds, ps can see it; whoever minds that
-reaches Redis through a unix socket that only some may open.
+Called as the program begins. Until then, for some milliseconds, ps can see it; `env:NAME` in place
+of the URL keeps it out of the arguments altogether.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Sequence
 from typing import Final
 
+from fsmeta.errors import ConfigError
 from fsmeta.store.url import shown_url
 
 _ARG_START: Final = 48  # proc_pid_stat(5)
 _AFTER_NAME: Final = 3  # the first field behind the program's name, which may hold anything
+_FROM_ENVIRONMENT: Final = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def read_environment(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the environment's value where one is `env:NAME`.
+
+    Raises: ConfigError where the environment has no such name.
+    """
+    return [_value(each) for each in arguments]
+
+
+def _value(argument: str) -> str:
+    found = _FROM_ENVIRONMENT.fullmatch(argument)
+    if found is None:
+        return argument
+    value = os.environ.get(found[1], "")
+    if not value:
+        raise ConfigError(f"{argument}: the environment has no {found[1]}: export it")
+    return value
 
 
 def hide_passwords(arguments: Sequence[str]) -> None:

@@ -1,0 +1,101 @@
+"""The secrets of a request: which SliceFS volume is meant, and the keys to it.
+
+The keys are those of JuiceFS's driver. What is secret reaches `slicefs` through the environment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from csi.errors import invalid
+from csi.names import file_name
+
+META_VARIABLE: Final = "SLICEFS_META"
+META: Final = f"env:{META_VARIABLE}"  # the argument that stands for the metadata URL
+_KEYS: Final = (
+    "name",
+    "metaurl",
+    "storage",
+    "bucket",
+    "access-key",
+    "secret-key",
+    "format-options",
+)
+_FORMAT_WORDS: Final = (
+    "block-size",
+    "frame-size",
+    "compress",
+    "capacity",
+    "inodes",
+    "trash-days",
+    "shards",
+    "hash-prefix",
+    "store-option",
+)
+_URL: Final = re.compile(r"[a-z][a-z0-9+]*://\S+")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A SliceFS volume as the secrets describe it. `repr` shows no secret."""
+
+    name: str
+    environment: Mapping[str, str]
+    storage: str
+    bucket: str
+    format_words: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Backend({self.name!r})"
+
+    @property
+    def key(self) -> str:
+        """The same for the same metadata URL; says nothing about it."""
+        return file_name(self.environment[META_VARIABLE])
+
+    @property
+    def can_format(self) -> bool:
+        """Whether a volume that is not there yet can be made."""
+        return bool(self.storage and self.bucket)
+
+
+def parse_secrets(secrets: Mapping[str, str]) -> Backend:
+    """Raises: CsiError where a key is missing, unknown or malformed."""
+    unknown = sorted(set(secrets) - set(_KEYS))
+    if unknown:
+        raise invalid(
+            f"the secret has the unknown key {unknown[0][:40]!r}; known: {', '.join(_KEYS)}"
+        )
+    for key in ("name", "metaurl"):
+        if not secrets.get(key):
+            raise invalid(f"the secret has no {key!r}: add it, and name the secret in the class")
+    if not _URL.fullmatch(secrets["metaurl"].strip()):
+        raise invalid("metaurl in the secret is no URL: use redis://HOST:PORT/DB or tikv://…")
+    if bool(secrets.get("access-key")) != bool(secrets.get("secret-key")):
+        raise invalid("the secret has one of access-key and secret-key: give both or none")
+    environment = {META_VARIABLE: secrets["metaurl"].strip()}
+    if secrets.get("access-key"):
+        environment["ACCESS_KEY"] = secrets["access-key"].strip()
+        environment["SECRET_KEY"] = secrets["secret-key"].strip()
+    return Backend(
+        secrets["name"].strip(),
+        environment,
+        secrets.get("storage", "").strip(),
+        secrets.get("bucket", "").strip(),
+        _format_words(secrets.get("format-options", "")),
+    )
+
+
+def _format_words(text: str) -> tuple[str, ...]:
+    words: list[str] = []
+    for option in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = option.lstrip("-").partition("=")
+        if name not in _FORMAT_WORDS:
+            raise invalid(
+                f"format-options: there is no {name[:40]!r}; known: {', '.join(_FORMAT_WORDS)}"
+            )
+        words += [f"--{name}", *([value] if equals else [])]
+    return tuple(words)

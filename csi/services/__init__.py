@@ -1,0 +1,1 @@
+"""The services of CSI: identity, controller and node."""
