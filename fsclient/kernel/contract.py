@@ -169,10 +169,10 @@ class FileSystem(Protocol):
         `o_direct`: the program asked for it, and the kernel drops the range by itself.
         """
 
-    def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
+    def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> Later[None] | None:
         """close(2) of one descriptor: report what could not be stored.
 
-        `owner`, a process, loses its fcntl locks of the file.
+        `owner`, a process, loses its fcntl locks of the file. None where it is done.
         """
 
     def fsync(self, caller: Caller, ino: Ino, fh: int, data_only: bool) -> None: ...
@@ -209,7 +209,7 @@ class FileSystem(Protocol):
     ) -> bool:
         """Lock a range. False: the answer to `request` will come through `LockReplies`."""
 
-    def unlock(self, fh: int, owner: int, lock: FileLock, flock: bool) -> None: ...
+    def unlock(self, fh: int, owner: int, lock: FileLock, flock: bool) -> Later[None] | None: ...
     def cancel(self, request: int) -> bool:
         """INTERRUPT of a request that `setlk` has put aside; False where it does not wait."""
 

@@ -209,7 +209,8 @@ class Client:
         if self.writeback is None:
             return room
         staged = self.writeback.objects
-        return lambda: room() - staged.left()[1]
+        # in this order: what is stored in between counts twice, and not nowhere
+        return lambda: -staged.left()[1] + room()
 
     @property
     def _upload_threads(self) -> int:

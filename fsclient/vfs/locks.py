@@ -19,19 +19,23 @@ import errno
 import logging
 import socket
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from functools import partial
+from typing import Final
 
 from fsclient.files.file_io import FileIO
-from fsclient.files.open_files import OpenFile, OpenFiles
+from fsclient.files.open_files import OpenFiles
 from fsclient.kernel.cache_leases import Coherence
 from fsclient.kernel.contract import FileLock, LockReplies
+from fsclient.kernel.later import Later
+from fsclient.vfs.lock_releases import LockReleases
 from fsclient.vfs.lock_table import Holder, Holding, LockTable, Waiter
+from fsclient.vfs.parking import Publishing
 from fsmeta.errors import StoreError
 from fsmeta.meta.locks import Range
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.sessions.lock import Answer, Outcome
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
-from fsmeta.schema.locks import LOCK_END, Kind
+from fsmeta.schema.locks import Kind
 from fsmeta.types import Attr, Ino
 
 log = logging.getLogger(__name__)
@@ -40,30 +44,8 @@ POLL_FIRST_S: Final = 0.002  # where no news come: a lock that is held for a mom
 POLL_MAX_S: Final = 0.1  # and one that is held for long costs ten requests a second and mount
 RETRY_S: Final = 1.0  # the store is away, or our session is
 SHARED_MAX: Final = 100_000  # files of which we know that others lock them
-PUBLISHED_S: Final = 0.5  # between two looks whether who unlocks is interrupted
 TIDY_AT: Final = 64  # waits that are over before their notes are removed
 TIDY_AFTER_S: Final = 5.0  # or so long after the last wait
-
-
-class Publishing(Protocol):
-    """What a mount that writes back tells of its changes."""
-
-    def mark(self) -> int:
-        """The number of the last change that was accepted."""
-
-    def await_written(self, ino: Ino, since: int, upto: int, wait_s: float) -> bool:
-        """Wait until others see all changes of the order domain of `ino` up to number `upto`, and
-        those of other domains behind `since`; False where that takes longer.
-        """
-
-
-class _Debt(NamedTuple):
-    """What is to be given up, and when: `upto` is published."""
-
-    ino: Ino
-    holder: Holder
-    grants: int
-    upto: int
 
 
 class FileLocks:
@@ -80,9 +62,8 @@ class FileLocks:
         self._host = socket.gethostname()
         self._table = LockTable(runtime, files.locked)
         self._cond = self._table.cond
+        self._releases = LockReleases(meta, self._table, self._wake)
         self._strays: list[Waiter] = []  # nobody knows whether the store has them in line
-        self._owed: list[_Debt] = []  # the store was away, or others don't see what was written
-        self._publishing: Publishing | None = None  # None: what is stored is seen
         self._ended = 0  # a session that others have ended; the next one is on its way
         self._shared: set[Ino] = set()  # others lock these, too: ask before supposing
         self._news = False
@@ -99,11 +80,12 @@ class FileLocks:
 
     def wait_for(self, publishing: Publishing) -> None:
         """What was written under a lock is seen by others before it is given up."""
-        self._publishing = publishing
+        self._releases.wait_for(publishing, self._runtime)
         self._table.mark = publishing.mark
 
     def stop(self) -> None:
-        """End the thread; who still waits gets EIO."""
+        """End the threads; who still waits gets EIO."""
+        self._releases.stop()
         with self._cond:
             self._stopped = True
             self._cond.notify_all()
@@ -136,11 +118,36 @@ class FileLocks:
         """
         file = self._io.handle(fh).file
         held = self._table.holding(file.ino, (kind, owner))
+        waiter = Waiter(request, file, (kind, owner), lock)
+        wait = wait and self._replies is not None
         if not lock.write and held is not None and held.since is not None:
             self._io.flush_file(file)  # readers get in when it turns into a read lock
-            self._require_published(file.ino, held)
-        waiter = Waiter(request, file, (kind, owner), lock)
-        holding = self._table.begin(waiter, fh, wait and self._replies is not None)
+            parked = self._releases.unseen(file.ino, held, self._replies is None, request)
+            if parked is not None:
+                parked.go = partial(self._setlk_parked, waiter, fh, wait)
+                parked.cancelled = self._replies is not None and self._replies.interrupted()
+                self._releases.parking.put(parked)
+                return False
+        return self._setlk(waiter, fh, wait)
+
+    def _setlk_parked(self, waiter: Waiter, fh: int, wait: bool, seen: bool) -> None:
+        """`_setlk` of a request that was put aside, and its answer."""
+        code = errno.EINTR
+        if seen:
+            try:
+                if not self._setlk(waiter, fh, wait):
+                    return
+                code = 0
+            except StoreError as error:
+                log.error("setlk ino %d: %s", waiter.ino, error)
+                code = errno.EIO
+            except OSError as error:
+                code = error.errno or errno.EIO
+        self._answer(waiter, code)
+
+    def _setlk(self, waiter: Waiter, fh: int, wait: bool) -> bool:
+        """As `setlk`, once others see what was written under a lock that this one replaces."""
+        holding = self._table.begin(waiter, fh, wait)
         try:
             answer = self._ask(waiter)
         except BaseException as error:
@@ -209,6 +216,8 @@ class FileLocks:
 
     def cancel(self, request: int) -> bool:
         """INTERRUPT: let the request end with EINTR; False where it does not wait here."""
+        if self._releases.cancel(request):
+            return True
         with self._cond:
             waiter = self._table.waiters.get(request)
             if waiter is None:
@@ -229,22 +238,60 @@ class FileLocks:
 
     # --- giving up -------------------------------------------------------------------------------
 
-    def unlock(self, fh: int, kind: Kind, owner: int, begin: int, end: int) -> None:
-        """F_UNLCK, LOCK_UN: what was written is stored first.
+    def unlock(self, fh: int, kind: Kind, owner: int, begin: int, end: int) -> Later[None] | None:
+        """F_UNLCK, LOCK_UN: what was written is stored first, and others see it.
 
-        Raises: EIO where the lock was lost; what storing met, and then the lock stays: else what is
-        stored later would hide what the next holder has written.
+        None where it is done. Raises: EIO where the lock was lost; what storing met, and then the
+        lock stays: else what is stored later would hide what the next holder has written.
         """
         file = self._files.file_handle(fh).file
         holder = kind, owner
-        if holder not in self._table.lost.get(file.ino, ()):
-            self._unlock(file.ino, holder, begin, end, file)
-        if self._forget_lost(file.ino, holder):  # before, or while we gave it up
-            raise OSError(errno.EIO, f"inode {file.ino}: the lock was lost with the session")
+        holding = self._table.holding(file.ino, holder)
+        if holding is not None and holder not in self._table.lost.get(file.ino, ()):
+            self._io.flush_file(file)
+            parked = self._releases.unseen(file.ino, holding, self._replies is None)
+            if parked is not None:
+                then = partial(self._unlock_now, file.ino, holder, begin, end)
+                return self._releases.parking.later(parked, then)
+        self._unlock_now(file.ino, holder, begin, end)
+        return None
 
-    def closed(self, ino: Ino, owner: int) -> None:
-        """close(2) of one descriptor, and all is stored: the process loses its fcntl locks."""
-        self._give_up(ino, (Kind.POSIX, owner), PUBLISHED_S)
+    def _unlock_now(
+        self, ino: Ino, holder: Holder, begin: int, end: int, seen: bool = True
+    ) -> None:
+        """Raises: EINTR, and the lock stays; EIO where it was lost."""
+        if not seen:
+            raise OSError(errno.EINTR, "others do not see yet what was written under the lock")
+        if holder not in self._table.lost.get(ino, ()):
+            self._releases.unlock(ino, holder, begin, end)
+        if self._forget_lost(ino, holder):  # before, or while we gave it up
+            raise OSError(errno.EIO, f"inode {ino}: the lock was lost with the session")
+
+    def closed(self, ino: Ino, owner: int) -> Later[None] | None:
+        """close(2) of one descriptor, and all is stored: the process loses its fcntl locks.
+
+        None where it is done, or where nobody waits for it.
+        """
+        holder = Kind.POSIX, owner
+        holding = self._table.holding(ino, holder)
+        parked = None
+        try:
+            if holding is not None:
+                parked = self._releases.unseen(ino, holding, self._replies is None)
+        except StoreError as error:  # then it is owed
+            log.debug("giving up locks of inode %d: %s", ino, error)
+        if parked is None:
+            self._releases.give_up(ino, holder)
+            return None
+
+        def then(seen: bool) -> None:
+            del seen  # where it is not, they are given up when it is
+            try:
+                self._releases.give_up(ino, holder, parked.upto)
+            finally:
+                self.told(ino, owner)
+
+        return self._releases.parking.later(parked, then)
 
     def told(self, ino: Ino, owner: int) -> None:
         """close(2) has said that locks are lost, or what else was wrong."""
@@ -259,75 +306,7 @@ class FileLocks:
         for holder in lost:
             self._forget_lost(ino, holder, fh)
         for holder in alone:
-            self._give_up(ino, holder, 0.0)
-
-    def _give_up(self, ino: Ino, holder: Holder, wait_s: float) -> None:
-        """All that an owner has of a file; later, where the store is away, or others see too little
-        of what it wrote and nobody waits for that.
-        """
-        holding = self._table.holding(ino, holder)
-        if holding is None:
-            return
-        upto = self._table.mark()
-        try:
-            if self._is_published(ino, holding, upto, wait_s):
-                self._unlock(ino, holder, 0, LOCK_END)
-                return
-        except StoreError as error:
-            log.debug("giving up locks of inode %d: %s", ino, error)
-        with self._cond:
-            self._owed.append(_Debt(ino, holder, holding.grants, upto))
-            self._wake()
-
-    def _is_published(self, ino: Ino, holding: Holding, upto: int, wait_s: float) -> bool:
-        """Whether others see what was written under a lock.
-
-        Waits, `wait_s` at a time, until the request is interrupted; 0: does not wait.
-        """
-        since = holding.since
-        if self._publishing is None or since is None:
-            return True
-        while not self._publishing.await_written(ino, since, upto, wait_s):
-            if not wait_s or self._stopped or (self._replies and self._replies.interrupted()):
-                return False
-        return True
-
-    def _require_published(self, ino: Ino, holding: Holding) -> None:
-        """Raises: EINTR, and the lock stays."""
-        if not self._is_published(ino, holding, self._table.mark(), PUBLISHED_S):
-            raise OSError(errno.EINTR, "others do not see yet what was written under the lock")
-
-    def _pay(self) -> None:
-        """Give up what nobody has any more. Raises: StoreError."""
-        with self._cond:
-            owed = list(self._owed)
-        for each in owed:
-            holding = self._table.holding(each.ino, each.holder)
-            if holding is not None and self._is_owed(each):
-                if not self._is_published(each.ino, holding, each.upto, 0.0):
-                    continue
-                self._unlock(each.ino, each.holder, 0, LOCK_END)
-            with self._cond:
-                if each in self._owed:  # not if it was lost meanwhile
-                    self._owed.remove(each)
-
-    def _is_owed(self, debt: _Debt) -> bool:
-        """Whether the owner has locked nothing since it gave all up."""
-        holding = self._table.holding(debt.ino, debt.holder)
-        return holding is not None and holding.grants == debt.grants
-
-    def _unlock(
-        self, ino: Ino, holder: Holder, begin: int, end: int, file: OpenFile | None = None
-    ) -> None:
-        holding = self._table.holding(ino, holder)
-        if holding is None:
-            return
-        grants = holding.grants
-        if file is not None:
-            self._io.flush_file(file)
-            self._require_published(ino, holding)
-        if not self._meta.locks.unlock(ino, *holder, begin, end):
-            self._table.given_up(ino, holder, holding, grants)
+            self._releases.give_up(ino, holder)
 
     # --- waiting ---------------------------------------------------------------------------------
 
@@ -359,7 +338,7 @@ class FileLocks:
     def _sleep_s(self, told: bool, pause: float) -> float | None:
         """How long to wait for news at most; `_cond` is held."""
         session = self._meta.session
-        if self._strays or self._owed or session is None or session.id == self._ended:
+        if self._strays or self._releases.owed or session is None or session.id == self._ended:
             return RETRY_S
         if any(waiter.session for waiter in self._table.waiters.values()):
             return None if told else pause
@@ -368,7 +347,7 @@ class FileLocks:
     def _look(self) -> bool:
         """Ask what has become of the waits; whether we shall hear when that changes."""
         self._rejoin()
-        self._pay()
+        self._releases.pay()
         self._cancel()
         with self._cond:
             waiting = {w.ticket: w for w in self._table.waiters.values() if w.session}
@@ -411,7 +390,7 @@ class FileLocks:
             for waiter in group:
                 if waiter in strays and waiter.ticket in had:
                     # nobody waits for it; had it something there before, that goes with it
-                    self._unlock(ino, waiter.holder, waiter.want.begin, waiter.want.end)
+                    self._releases.unlock(ino, waiter.holder, waiter.want.begin, waiter.want.end)
                 elif waiter not in strays and waiter.ticket not in had:
                     self._end(waiter, errno.EINTR)
                 # else it has its lock, as it will be told in a moment
@@ -429,9 +408,7 @@ class FileLocks:
 
         Before there is a new one: nothing that was written under a lock may be committed in it.
         """
-        with self._cond:
-            released = {(each.ino, each.holder) for each in self._owed if self._is_owed(each)}
-        inos, count = self._table.lose(released)
+        inos, count = self._table.lose(self._releases.released())
         for ino in inos:
             self._mark(ino, void=True)
         if count:
@@ -440,7 +417,7 @@ class FileLocks:
         with self._cond:
             self._ended = 0 if session is None else session.id
             self._strays.clear()
-            self._owed.clear()
+            self._releases.owed.clear()
             if self._table.waiters:
                 self._wake()
 

@@ -371,18 +371,21 @@ class VFS:
         del ino
         return self.io.written_past_pages(fh, offset, size, o_direct)
 
-    def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
+    def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> Later[None] | None:
         del caller
         if self._virtual.owns(ino):
-            return
+            return None
         if ino not in self.files.locked:
             self.io.flush(fh)
-            return
+            return None
+        later = None
         try:
             self.io.flush(fh)
-            self.locks.closed(ino, owner)
+            later = self.locks.closed(ino, owner)
         finally:
-            self.locks.told(ino, owner)
+            if later is None:
+                self.locks.told(ino, owner)
+        return later
 
     def fsync(self, caller: Caller, ino: Ino, fh: int, data_only: bool) -> None:
         del caller, data_only
@@ -412,9 +415,9 @@ class VFS:
         kind = Kind.FLOCK if flock else Kind.POSIX
         return self.locks.setlk(fh, kind, owner, lock, request, wait)
 
-    def unlock(self, fh: int, owner: int, lock: FileLock, flock: bool) -> None:
+    def unlock(self, fh: int, owner: int, lock: FileLock, flock: bool) -> Later[None] | None:
         kind = Kind.FLOCK if flock else Kind.POSIX
-        self.locks.unlock(fh, kind, owner, lock.begin, lock.end)
+        return self.locks.unlock(fh, kind, owner, lock.begin, lock.end)
 
     def tmpfile(
         self, caller: Caller, parent: Ino, mode: int, flags: int, umask: int = 0

@@ -237,7 +237,7 @@ class Publisher:
 
         Raises: StoreError, OSError.
         """
-        lost = self._lost_and_found()
+        lost, place = self._lost_and_found()
         try:
             self._do(
                 partial(
@@ -255,17 +255,23 @@ class Publisher:
         # the own mount has made the directory, and hears of no commit of its own
         self._store.tell([keys.dir_row(lost), keys.inode_row(lost)])
         name = replay.rescued_name(entry.args[1], entry.args[2].ino).decode(errors="replace")
-        log.warning("%s: %s; it is in /lost+found/%s", entry, why.strerror, name)
+        log.warning("%s: %s; it is in /%s/%s", entry, why.strerror, place, name)
         return True
 
-    def _lost_and_found(self) -> Ino:
-        """Raises: StoreError, OSError; then it is tried again."""
-        try:
-            mode = stat.S_IFDIR | 0o700
-            self._meta.create(ROOT_CALLER, ROOT_INO, replay.LOST_AND_FOUND, mode)
-        except FileExistsError:
-            pass
-        return self._run.view(replay.lost_and_found)
+    def _lost_and_found(self) -> tuple[Ino, str]:
+        """The directory of that name, or of the next one that is root's; and its name.
+
+        Raises: StoreError, OSError; then it is tried again.
+        """
+        for name in replay.lost_and_found_names():
+            try:
+                self._meta.create(ROOT_CALLER, ROOT_INO, name, stat.S_IFDIR | 0o700)
+            except FileExistsError:
+                pass
+            lost = self._run.view(partial(replay.lost_and_found, name=name))
+            if lost is not None:
+                return lost, name.decode()
+        raise OSError(errno.EEXIST, "users have all names of /lost+found: remove some of them")
 
     def _charging(self) -> Rules:
         return Rules.of(self._meta.format)

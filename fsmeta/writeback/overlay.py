@@ -105,17 +105,21 @@ class Overlay:
         writes: Sequence[Write],
         fresh: Iterable[bytes],
         base: Mapping[Key, bytes | None],
+        shifts: Sequence[tuple[Key, int]] = (),
     ) -> Laid:
         """Lay a commit over the store, whose values of what is changed in part are in `base`.
 
-        `fresh`: rows that the store does not have. Raises: Conflict; then nothing was laid.
+        `fresh`: rows that the store does not have. `shifts`: by what each SHIFT moves a counter, as
+        far as is known; the store says so when it has the commit.
+        Raises: Conflict; then nothing was laid.
         """
         laid = Laid()
+        laid.sums += [(key, delta) for key, delta in shifts if delta]
         values: dict[Key, bytes | None] = {}
         for write in writes:
             op, row = write[0], write[1]
             if op == SHIFT:
-                continue  # by what it moves is for the store to say
+                continue
             if op == ADD:
                 laid.sums.append(((row, write[2]), int(write[3])))
             elif not is_table(row):

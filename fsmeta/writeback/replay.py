@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 from fsmeta.errors import Conflict, Unavailable
 from fsmeta.ops.data import segments
 from fsmeta.ops.names.create import create
+from fsmeta.rules.context import find
 from fsmeta.schema import keys
 from fsmeta.schema.journal import (
     HOLDER_FIELD,
@@ -38,6 +39,7 @@ from fsmeta.types import NAME_MAX, ROOT_INO, FileType, Ino
 from fsmeta.writeback.log_entry import EVERY, VERBS, Entry, Rules
 
 LOST_AND_FOUND: Final = b"lost+found"
+LOST_AND_FOUND_MAX: Final = 1000  # names that are tried: as many as users may have taken
 Charging: TypeAlias = Callable[[], Rules]  # of today
 CAREFUL: Final = 16  # entries after a conflict: each may cost a request
 
@@ -151,16 +153,25 @@ def rescued_name(name: bytes, ino: Ino) -> bytes:
     return name[: NAME_MAX - len(suffix)] + suffix
 
 
-def lost_and_found(txn: Txn) -> Ino:
-    """The directory for what lost its place. Raises: ENOENT, ENOTDIR."""
-    row = keys.dir_row(ROOT_INO)
-    dentry = txn.get(row, LOST_AND_FOUND)
-    if dentry is None:
-        raise OSError(errno.ENOENT, "/lost+found is not published yet")
-    kind, ino = keys.unpack_dentry(row, LOST_AND_FOUND, dentry)
-    if kind is not FileType.DIR:
-        raise OSError(errno.ENOTDIR, "/lost+found is no directory: move it away")
-    return ino
+def lost_and_found_names() -> Iterator[bytes]:
+    """What the directory for what lost its place may be called: users may take names in the root.
+
+    The first that is free, or is root's directory, is used.
+    """
+    yield LOST_AND_FOUND
+    for number in range(1, LOST_AND_FOUND_MAX):
+        yield LOST_AND_FOUND + b".%d" % number
+
+
+def lost_and_found(txn: Txn, name: bytes) -> Ino | None:
+    """The directory `name` for what lost its place; None where that is not root's directory.
+
+    Raises: ENOENT where it is not published yet.
+    """
+    found = find(txn, ROOT_INO, name)
+    if found is None:
+        raise OSError(errno.ENOENT, f"/{name.decode()} is not published yet")
+    return found.attr.ino if found.type is FileType.DIR and not found.attr.uid else None
 
 
 def announce(txn: Txn, journal: int, holder: Holder) -> None:

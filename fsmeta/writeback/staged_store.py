@@ -312,16 +312,17 @@ class StagedStore:
         Raises: Conflict, NotEmpty, LimitExceeded, Unavailable.
         """
         self._accept.require_undisturbed(commit, over, mark, base)
-        self._accept.require_limits(commit, base)
         replayed = self._replayed is not None
         if not replayed:
+            self._accept.require_limits(commit, base)
             writers = self._accept.writers(commit, over)
             entry.domains = self.backlog.joined(entry.domains, writers)
             self.backlog.require_whole(entry.domains)
             self._sequence += 1
             entry.sequence, entry.after = self._sequence, self._passing.last
         fresh = [row for row in commit.empties if is_fresh(row, commit)]
-        entry.laid = self._overlay.lay(entry.sequence, commit.writes, fresh, base)
+        shifts = self._accept.shifts(commit, base)
+        entry.laid = self._overlay.lay(entry.sequence, commit.writes, fresh, base, shifts)
         entry.since = self._runtime.monotonic()
         self.backlog.add(entry)
         self.on_held(entry)

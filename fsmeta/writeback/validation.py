@@ -240,15 +240,31 @@ class Acceptance:
         over it now, but was laid over it then.
         """
         for write in commit.writes:
-            if not _is_limited(write):
+            if write[0] not in (ADD, SHIFT):
                 continue
-            key = (write[1], write[2])
-            limit = write[4]
+            row, field = write[1], write[2]
+            limit, tag = _limit_of(write)
+            delta = int(write[3]) if write[0] == ADD else self._shifted(write, base)
+            if delta <= 0 or limit == b"0":
+                continue
             if limit == BESIDE:
-                limit = base.get((write[1], limit_field(write[2]))) or b"0"
-            now = int(base.get(key) or b"0") + max(self._overlay.sum(key), base.sums.get(key, 0))
-            if int(limit) and now + int(write[3]) > int(limit):
-                raise LimitExceeded(write[5])
+                limit = base.get((row, limit_field(field))) or b"0"
+            if int(limit) and self._count((row, field), base) + delta > int(limit):
+                raise LimitExceeded(tag)
+
+    def _count(self, key: Key, base: Base) -> int:
+        """What a counter will be when all that is held back is published; lock held."""
+        return int(base.get(key) or b"0") + max(self._overlay.sum(key), base.sums.get(key, 0))
+
+    def shifts(self, commit: Commit, base: Base) -> list[tuple[Key, int]]:
+        """By how much each SHIFT of a commit moves its counter; lock held."""
+        found = [write for write in commit.writes if write[0] == SHIFT]
+        return [((write[1], write[2]), self._shifted(write, base)) for write in found]
+
+    def _shifted(self, write: Write, base: Base) -> int:
+        """By how much a SHIFT moves its counter, as far as this mount knows; lock held."""
+        amount = self._count((write[1], write[3]), base)
+        return -amount if write[4] == b"-" else amount
 
 
 def is_fresh(row: bytes, commit: Commit) -> bool:
@@ -263,16 +279,25 @@ def _partly(commit: Commit) -> list[Key]:
     for write in commit.writes:
         if write[0] in (MERGE, APPEND) and not is_table(write[1]):
             found.append((write[1], write[2]))
-        elif _is_limited(write):
+        elif write[0] in (ADD, SHIFT) and _is_limited(write):
             found.append((write[1], write[2]))
-            if write[4] == BESIDE:
+            if _limit_of(write)[0] == BESIDE:
                 found.append((write[1], limit_field(write[2])))
+        if write[0] == SHIFT:
+            found.append((write[1], write[3]))
     return found
 
 
 def _is_limited(write: Write) -> bool:
     """Whether a counter must not pass a limit by it."""
-    return write[0] == ADD and write[4] != b"0" and int(write[3]) > 0
+    grows = write[4] == b"+" if write[0] == SHIFT else write[0] == ADD and int(write[3]) > 0
+    return grows and _limit_of(write)[0] != b"0"
+
+
+def _limit_of(write: Write) -> tuple[bytes, str]:
+    """The limit of an ADD or a SHIFT, and its tag."""
+    at = 4 if write[0] == ADD else 5
+    return write[at], write[at + 1]
 
 
 def written(commit: Commit) -> list[Key]:

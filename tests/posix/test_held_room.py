@@ -34,8 +34,7 @@ def test_w4_changes_wait_for_room_as_often_as_it_takes(
                 failed.append(error)
 
         pair.hold()
-        names = range(WRITERS)
-        threads = [RUNTIME.spawn(f"writer-{n}", partial(work, n)) for n in names]
+        threads = [RUNTIME.spawn(f"writer-{n}", partial(work, n)) for n in range(WRITERS)]
         wait_until(lambda: staged.held()[0] >= HELD_MAX)
         pair.gate.open.set()
         for thread in threads:

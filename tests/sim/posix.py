@@ -10,15 +10,44 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from fsclient.kernel.contract import FileSystem, SetAttr
+from fsclient.kernel.later import Later, Outcome
+from fsclient.vfs.vfs import VFS
+from fsmeta.errors import StoreError
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Ino
 
 T = TypeVar("T")
 
 _STALE_RETRIES = 3  # one for each of three clients that replace the same name at once
 _READDIR_PAGE = 100
+
+
+def finish(fs: FileSystem, later: Later[None] | None) -> None:
+    """Wait for an answer that comes later, as the kernel does."""
+    if later is None:
+        return
+    assert isinstance(fs, VFS)
+    come = fs.locks._runtime.event()
+    found: list[Outcome[None]] = []
+
+    def take(outcome: Outcome[None]) -> None:
+        try:
+            outcome()
+            found.append(lambda: None)
+        except (OSError, StoreError) as error:
+            found.append(partial(_raise, error))
+        come.set()
+
+    later.begin(take)
+    come.wait()
+    found[0]()
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class File:
@@ -74,7 +103,7 @@ class File:
     def close(self) -> None:
         """The handle is gone even where this raises."""
         try:
-            self._fs.flush(ROOT_CALLER, self.ino, self._fh)
+            finish(self._fs, self._fs.flush(ROOT_CALLER, self.ino, self._fh))
         finally:
             self._fs.release(self.ino, self._fh)
 

@@ -108,9 +108,9 @@ def _parse_flush(view: memoryview, _end: int) -> tuple[int, int]:
     return fh, owner
 
 
-def _flush(fs: FileSystem, caller: Caller, ino: Ino, fh: int, owner: int) -> bytes:
-    fs.flush(caller, ino, fh, owner)
-    return b""
+def _flush(fs: FileSystem, caller: Caller, ino: Ino, fh: int, owner: int) -> bytes | Later[bytes]:
+    later = fs.flush(caller, ino, fh, owner)
+    return b"" if later is None else later.map(partial(_settled, b""))
 
 
 def _parse_fsync(view: memoryview, _end: int) -> tuple[int, bool]:

@@ -17,6 +17,7 @@ from fsclient.fuse.wire.operation import Operation
 from fsclient.fuse.wire.parse import BODY
 from fsclient.fuse.wire.protocol import LK_FLOCK, Opcode
 from fsclient.kernel.contract import FileLock, FileSystem
+from fsclient.kernel.later import Later, Outcome
 from fsmeta.types import Caller, Ino
 
 _FREE: Final = abi.LK_OUT.pack(0, 0, fcntl.F_UNLCK, 0)
@@ -58,11 +59,16 @@ def _setlk(
     lock: FileLock,
     flock: bool,
     wait: bool,
-) -> bytes | None:
+) -> bytes | Later[bytes] | None:
     if kind == fcntl.F_UNLCK:
-        fs.unlock(fh, owner, lock, flock)
-        return b""
+        later = fs.unlock(fh, owner, lock, flock)
+        return b"" if later is None else later.map(_done)
     return b"" if fs.setlk(fh, owner, lock, flock, request, wait) else None
+
+
+def _done(outcome: Outcome[None]) -> bytes:
+    outcome()
+    return b""
 
 
 OPERATIONS: Final[Mapping[Opcode, Operation]] = {

@@ -18,7 +18,7 @@ from fsmeta.runtime import Runtime
 from fsmeta.schema.locks import LOCK_END
 from tests.sim.cluster import Node
 from tests.sim.loads import Load
-from tests.sim.posix import File, Posix
+from tests.sim.posix import File, Posix, finish
 
 FILES: Final = {b"/flock": True, b"/fcntl": False}
 WIDTH: Final = 8
@@ -135,7 +135,8 @@ class Counters:
 
     def _unlock(self, node: Node, file: File, flock: bool) -> None:
         lock = FileLock(False, 0, LOCK_END, 0)
-        node.client.vfs.unlock(file.fh, self._owner(file), lock, flock)
+        vfs = node.client.vfs
+        finish(vfs, vfs.unlock(file.fh, self._owner(file), lock, flock))
 
     def check(self, node: Node) -> None:
         posix = Posix(node.client.vfs)

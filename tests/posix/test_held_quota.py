@@ -1,0 +1,71 @@
+"""Q1, W2: what is held back counts for quotas, and what is being stored takes room."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from fsmeta.admin import quota_admin
+from fsmeta.admin.quota_admin import Limits
+from fsmeta.rules import quota
+from tests.posix.inproc import memory
+from tests.posix.test_writeback import Pair, new_pair, pair, wait_until, write
+
+__all__ = ["pair"]
+
+
+def _limit(pair: Pair, path: bytes, inodes: int) -> None:
+    node = quota.dir_node(pair.them.stat(path).ino)
+    quota_admin.set_quota(pair.theirs.meta, node, Limits(None, inodes))
+
+
+def _used(pair: Pair, path: bytes) -> int:
+    found = quota_admin.get_quota(pair.theirs.meta, quota.dir_node(pair.them.stat(path).ino))
+    return found.used.inodes
+
+
+def test_q1_a_directory_that_moves_meets_the_quota_at_once(pair: Pair) -> None:
+    """Held back, its rename passed every quota."""
+    for path in (b"/d/small", b"/d/one", b"/d/two"):
+        pair.me.mkdir(path)
+    for number in range(3):
+        write(pair.me, b"/d/one/%d" % number, b"one")
+        write(pair.me, b"/d/two/%d" % number, b"two")
+    pair.release()
+    _limit(pair, b"/d/small", 5)
+    pair.mine.meta.refresh_settings()
+    pair.hold()
+    pair.me.rename(b"/d/one", b"/d/small/one")
+    with pytest.raises(OSError, match="full") as caught:
+        pair.me.rename(b"/d/two", b"/d/small/two")
+    assert caught.value.errno == errno.EDQUOT
+    pair.release()
+    assert _used(pair, b"/d/small") == 4
+    pair.hold()
+    with pytest.raises(OSError, match="full"):
+        pair.me.rename(b"/d/two", b"/d/small/two")
+    pair.me.rename(b"/d/small/one", b"/d/one")
+    pair.me.rename(b"/d/two", b"/d/small/two")
+    pair.release()
+    assert _used(pair, b"/d/small") == 4
+
+
+def test_q1_what_is_stored_between_two_looks_takes_room(tmp_path: Path) -> None:
+    """It was neither staged any more nor on the disk yet, and more was accepted than fits."""
+    with new_pair(memory(), tmp_path / "staging") as pair:
+        pair.hold()
+        back = pair.mine.writeback
+        assert back is not None
+        staged = back.objects.left()[1]
+        assert staged
+        free = 1 << 20
+
+        def look() -> float:
+            """The disk's room, as it was before it took what is staged."""
+            pair.gate.open.set()
+            wait_until(lambda: not back.objects.left()[1])
+            return free
+
+        assert pair.mine._disks(look)() == free - staged
