@@ -53,6 +53,11 @@ run: venv ## Mount an embedded volume, do real work on it and show the result
 test: packages venv ## Run the tests; ARGS='-k rename -x' are pytest's, JOBS=0 runs one at a time
 	PYTHONHASHSEED=0 $(BIN)/pytest --tb=short -ra -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+.PHONY: test-torch
+test-torch: packages venv ## Run the tests that need torch, in an environment of its own (4.7 GB)
+	@site=$$(tools/torch_env.sh) && \
+	PYTHONPATH="$$site" $(BIN)/python -m pytest --tb=short -ra -n 0 $(ARGS) tests/torch
+
 .PHONY: check format-check lint types house
 check: format-check lint types house ## Formatting, lint, types and the house rules
 

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
+_KEYS_KEPT: Final = 256  # windows that readers are in
 _ROUNDS: Final = 4  # of the permutation's network: enough that neighbours part
 
 
@@ -128,8 +130,7 @@ def permuted(value: int, count: int, key: str) -> int:
     if count <= 1:
         return value
     half = max(1, (count - 1).bit_length() + 1 >> 1)
-    keys = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()
-    rounds = [int.from_bytes(keys[8 * at : 8 * at + 8], "little") for at in range(_ROUNDS)]
+    rounds = _salts(key)
     mask = (1 << half) - 1
     while True:
         left, right = value >> half, value & mask
@@ -138,6 +139,13 @@ def permuted(value: int, count: int, key: str) -> int:
         value = left << half | right
         if value < count:
             return value
+
+
+@lru_cache(_KEYS_KEPT)
+def _salts(key: str) -> tuple[int, ...]:
+    """One number for each round."""
+    keys = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8 * _ROUNDS).digest()
+    return tuple(int.from_bytes(keys[8 * at : 8 * at + 8], "little") for at in range(_ROUNDS))
 
 
 def _mixed(value: int, salt: int) -> int:

@@ -170,9 +170,10 @@ class VolumeTree:
                 self._client.rmtree(at)
                 return count
             for entry in self._client.scandir(at):  # the root itself stays
-                below = f"/{entry.name}"
-                is_dir = entry.is_dir(follow_symlinks=False)
-                _ = self._client.rmtree(below) if is_dir else self._client.remove(below)
+                if entry.is_dir(follow_symlinks=False):
+                    self._client.rmtree(f"/{entry.name}")
+                else:
+                    self._client.remove(f"/{entry.name}")
         return count
 
     def copy(self, path: str, new_path: str) -> None:

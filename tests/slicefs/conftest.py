@@ -11,15 +11,16 @@ from slicefs.client.client import Client
 from slicefs.stores.opening import open_tree
 from slicefs.stores.tree import Tree
 from tests.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster
-from tests.posix.volumes import PATIENCE_S, Volume, new_volume
+from tests.posix.volumes import PATIENCE_S, Volume
+from tests.slicefs.memory_disk import quick_volume
 
 BUCKET = "trees"
 
 
 @pytest.fixture
-def volume(tmp_path: Path) -> Iterator[Volume]:
+def volume() -> Iterator[Volume]:
     """A volume on SQLite, clean in the end."""
-    with new_volume(tmp_path / "vol", f"sqlite://{tmp_path}/meta.db") as made:
+    with quick_volume() as made:
         yield made
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -12,14 +11,14 @@ from fsspec.tests import abstract
 
 from fsmeta.errors import ConfigError
 from slicefs.fsspec import SliceFSFileSystem
-from tests.posix.volumes import PATIENCE_S, new_volume
+from tests.posix.volumes import PATIENCE_S
+from tests.slicefs.memory_disk import quick_volume
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SliceFSFileSystem]:
+def made() -> Iterator[SliceFSFileSystem]:
     """A file system for all tests of this file; the volume is clean in the end."""
-    folder: Path = tmp_path_factory.mktemp("fsspec")
-    with new_volume(folder / "vol", f"sqlite://{folder}/meta.db") as volume:
+    with quick_volume() as volume:
         fs = SliceFSFileSystem(url=volume.meta, meta_timeout=PATIENCE_S, skip_instance_cache=True)
         yield fs
         fs.client.close()

@@ -1,0 +1,1 @@
+"""Tests that need torch: `make test-torch`. The default suite leaves them out."""
