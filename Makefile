@@ -54,9 +54,11 @@ test: packages venv ## Run the tests; ARGS='-k rename -x' are pytest's, JOBS=0 r
 	PYTHONHASHSEED=0 $(BIN)/pytest --tb=short -ra -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-torch
-test-torch: packages venv ## Run the tests that need torch, in an environment of its own (4.7 GB)
-	@site=$$(tools/torch_env.sh) && \
-	PYTHONPATH="$$site" $(BIN)/python -m pytest --tb=short -ra -n 0 $(ARGS) tests/torch
+test-torch: venv ## Run the tests that need torch; installs it once, 4.9 GB; TORCH=no leaves them out
+ifneq ($(TORCH),no)
+	@python=$$(tools/torch_env.sh $(BIN)/python) && \
+		"$$python" -m pytest --tb=short -ra -p no:cacheprovider tests/torch $(ARGS)
+endif
 
 .PHONY: check format-check lint types house
 check: format-check lint types house ## Formatting, lint, types and the house rules

@@ -7,6 +7,8 @@ import io
 import os
 import pickle
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -270,3 +272,11 @@ def test_bad_input_is_one_line(url: str, options: dict[str, object], text: str) 
         Client(url, **options).listdir("/")  # type: ignore[arg-type]
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_is_named() -> None:
+    """In a process of its own: this one may have torch."""
+    code = "import sys; sys.path[:] = [p for p in sys.path if 'torch-' not in p]; import slicefs.torch as t; t.MapDataset"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "slicefs.torch.MapDataset needs torch: pip install torch" in done.stderr

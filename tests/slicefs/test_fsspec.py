@@ -42,7 +42,11 @@ class Fixtures(abstract.AbstractFixtures):  # type: ignore[misc]
 
 
 class TestCopy(abstract.AbstractCopyTests, Fixtures):  # type: ignore[misc]
-    """fsspec's tests of `copy`."""
+    """fsspec's tests of `copy`; the patterns are those of `get`, so they run with --soak."""
+
+    test_copy_glob_edge_cases = pytest.mark.soak(
+        abstract.AbstractCopyTests.test_copy_glob_edge_cases
+    )
 
 
 class TestGet(abstract.AbstractGetTests, Fixtures):  # type: ignore[misc]
@@ -50,7 +54,9 @@ class TestGet(abstract.AbstractGetTests, Fixtures):  # type: ignore[misc]
 
 
 class TestPut(abstract.AbstractPutTests, Fixtures):  # type: ignore[misc]
-    """fsspec's tests of `put`."""
+    """fsspec's tests of `put`; the patterns are those of `get`, so they run with --soak."""
+
+    test_put_glob_edge_cases = pytest.mark.soak(abstract.AbstractPutTests.test_put_glob_edge_cases)
 
 
 class TestPipe(abstract.AbstractPipeTests, Fixtures):  # type: ignore[misc]

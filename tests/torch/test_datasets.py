@@ -60,7 +60,7 @@ def test_a_batch_of_a_map_dataset_is_one_read(fs: Client) -> None:
         asked.append(len(indexes))
         return read(indexes)
 
-    dataset.source.read = counted  # type: ignore[method-assign, assignment]
+    dataset.source.read = counted
     assert taken(loader(dataset, 0)) == list(range(COUNT))
     assert asked == [4] * (COUNT // 4)
 
