@@ -49,6 +49,7 @@ LONG_FILES: Final = (
     "faults/test_cache.py",
     "sim/test_collect.py",
     "data/test_disk_cache_size.py",
+    "slicefs/test_fsspec.py",
 )
 
 
