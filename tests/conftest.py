@@ -50,6 +50,7 @@ LONG_FILES: Final = (
     "csi/test_driver.py",
     "sim/test_collect.py",
     "data/test_disk_cache_size.py",
+    "slicefs/test_fsspec.py",
 )
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from fsmeta.errors import ConfigError, Rewound, StoreError, StoreFull, Unavailable
-from fsmeta.runtime import Runtime
+from fsmeta.runtime import Lock, Runtime
 from fsmeta.store.apply import apply_commit
 from fsmeta.store.contract import (
     SCAN_PAGE,
@@ -91,6 +91,16 @@ class SqliteStore:
             raise ConfigError(
                 f"can't open metadata file {path}: {error}; check the path and its permissions"
             ) from error
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._path
+
+    @property
+    def statements(self) -> Lock:
+        """Held while a statement runs: while a fork holds it, no transaction is open."""
+        return self._lock
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:

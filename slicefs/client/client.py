@@ -161,7 +161,8 @@ class Client(Namespace):
             binary = _buffered(raw, parsed, size)
         if not parsed.text:
             return binary  # type: ignore[no-any-return]
-        return io.TextIOWrapper(binary, encoding, errors, newline, line_buffering=buffering == 1)
+        kind = files.AtomicText if atomic else io.TextIOWrapper
+        return kind(binary, encoding, errors, newline, line_buffering=buffering == 1)
 
     def read_many(self, items: Sequence[Item], *, max_gap: int = MAX_GAP_BYTES) -> list[memoryview]:
         """Each item's bytes in order: neighbouring ranges merged, many files at a time.

@@ -26,6 +26,7 @@ from fsclient.writeback.writeback import WriteBackOptions
 from fsdata.resources.memory_budget import BUFFER_BYTES
 from fsmeta.errors import ConfigError, Fenced, LimitExceeded, StoreError, StoreFull
 from fsmeta.types import Caller
+from slicefs.client.fork_guard import guard_of
 from slicefs.client.parallel import RUNTIME
 
 _ERRNOS: Final = (
@@ -62,6 +63,7 @@ class Connection:
         self.settings = settings
         self._closed = False
         store = open_store(settings.url, RUNTIME)
+        self.guard = guard_of(store)
         try:
             require_sound(settings.url, store)
             with naming(settings.url):
@@ -188,8 +190,23 @@ def after_fork(reset: Callable[[], None]) -> None:
     _AT_FORK.append(reset)
 
 
+def _before_fork() -> None:
+    for connection in list(_LIVE):
+        if connection.guard is not None:
+            connection.guard.hold()
+
+
+def _in_parent() -> None:
+    for connection in list(_LIVE):
+        if connection.guard is not None:
+            connection.guard.release()
+
+
 def _in_child() -> None:
     _state["lock"] = RUNTIME.lock()
+    for connection in _LIVE:
+        if connection.guard is not None:
+            connection.guard.keep()
     _FORGOTTEN.extend(_LIVE)
     _LIVE.clear()
     for reset in _AT_FORK:
@@ -197,4 +214,4 @@ def _in_child() -> None:
 
 
 atexit.register(close_all)
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

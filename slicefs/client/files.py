@@ -248,6 +248,27 @@ class AtomicFile(io.BufferedWriter):
             pass  # it was never made, or its volume is closed
 
 
+class AtomicText(io.TextIOWrapper):
+    """Text in front of an `AtomicFile`, with its promises."""
+
+    def abort(self) -> None:
+        """Leave nothing."""
+        file: Any = self.buffer
+        file.abort()
+
+    def __exit__(self, *error: Any) -> None:
+        if error and error[0] is not None:
+            self.abort()
+        else:
+            self.close()
+
+    def __del__(self) -> None:
+        try:
+            self.abort()
+        except (OSError, ValueError, AttributeError):
+            pass  # as of an `AtomicFile`
+
+
 def read_into(
     view: View, path: Path, opened: tuple[Ino, int], offset: int, target: memoryview
 ) -> int:

@@ -164,8 +164,16 @@ class VolumeTree:
         """See `Tree`. Symbolic links are removed, not followed."""
         clean = clean_path(path)
         count = sum(1 for _ in self.list(f"{clean}/" if clean else ""))
+        at = self._at(path)
         with suppress(FileNotFoundError):
-            self._client.rmtree(self._at(path))
+            if at != "/":
+                self._client.rmtree(at)
+                return count
+            for entry in self._client.scandir(at):  # the root itself stays
+                if entry.is_dir(follow_symlinks=False):
+                    self._client.rmtree(f"/{entry.name}")
+                else:
+                    self._client.remove(f"/{entry.name}")
         return count
 
     def copy(self, path: str, new_path: str) -> None:

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SLICEFS = Path(sys.executable).with_name("slicefs")
+_BESIDE = Path(sys.executable).with_name("slicefs")
+_IN_TREE = Path(__file__).parents[2] / ".venv" / "bin" / "slicefs"  # torch's own has none
+_SLICEFS = _BESIDE if _BESIDE.exists() else _IN_TREE
 HEARTBEAT_S = 0.2  # deletion rounds take two or three of these
 PATIENCE_S = 120  # of calls: SQLite waits for a disk that others write to
 _WORRY = re.compile(r" (WARNING|ERROR|CRITICAL) |Traceback")

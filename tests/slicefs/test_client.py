@@ -1,0 +1,280 @@
+"""A1: a volume without a mount: verbs as `os` has them, judged for the caller."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pickle
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from fsmeta.errors import ConfigError
+from slicefs.client.client import Client
+from tests.posix.volumes import Volume
+
+
+def put(fs: Client, path: str, data: bytes = b"x") -> None:
+    with fs.open(path, "wb") as file:
+        file.write(data)
+
+
+def get(fs: Client, path: str) -> bytes:
+    with fs.open(path, "rb") as file:
+        found = file.read()
+    assert isinstance(found, bytes)
+    return found
+
+
+def test_modes_are_those_of_open(fs: Client) -> None:
+    put(fs, "f", b"0123456789")
+    with fs.open("f", "r+b") as file:
+        file.seek(4)
+        file.write(b"XY")
+        file.seek(0)
+        assert file.read() == b"0123XY6789"
+    with fs.open("f", "ab") as file:
+        assert file.tell() == 10
+        file.write(b"end")
+    with fs.open("f", "w+", encoding="utf-8") as text:
+        text.write("äöü\n" * 3)
+        text.seek(0)
+        assert text.readlines() == ["äöü\n"] * 3
+    with pytest.raises(FileExistsError) as caught:
+        fs.open("f", "x")
+    assert caught.value.filename == "f"
+    with pytest.raises(IsADirectoryError):
+        fs.open("/", "wb")
+    with pytest.raises(FileNotFoundError):
+        fs.open("missing/f", "wb")
+    for mode in ("", "rw", "b", "rbt", "rr", "z"):
+        with pytest.raises(ValueError, match="invalid mode"):
+            fs.open("f", mode)
+    with fs.open("f", "rb") as file:
+        with pytest.raises(io.UnsupportedOperation):
+            file.write(b"x")
+        file.close()
+        with pytest.raises(ValueError, match="closed"):
+            file.read()
+
+
+def test_truncation_and_sparse_files(fs: Client) -> None:
+    with fs.open("f", "wb") as file:
+        file.seek(10 << 20)
+        file.write(b"end")
+    assert fs.stat("f").st_size == (10 << 20) + 3
+    assert [bytes(v) for v in fs.read_many([("f", 0, 4), ("f", 10 << 20, -1)])] == [
+        b"\0" * 4,
+        b"end",
+    ]
+    fs.truncate("f", 5)
+    assert get(fs, "f") == bytes(5)
+    with fs.open("f", "r+b") as file:
+        file.truncate(2)
+    assert fs.stat("f").st_size == 2
+
+
+def test_an_atomic_file_is_whole_or_not_there(fs: Client) -> None:
+    with fs.open("f", "wb", atomic=True) as file:
+        file.write(b"one")
+        file.flush()
+        assert fs.listdir("/") == []
+    fs.chmod("f", 0o640)
+    for mode, data in (("w", "two"), ("wb", b"two")):
+        with suppress(KeyError), fs.open("f", mode, atomic=True) as file:
+            file.write(data)
+            raise KeyError
+    assert get(fs, "f") == b"one"
+    with fs.open("f", "wb", atomic=True) as file:
+        file.write(b"three")
+    assert get(fs, "f") == b"three"
+    assert stat.S_IMODE(fs.stat("f").st_mode) == 0o640
+    forgotten = fs.open("f", "wb", atomic=True)
+    forgotten.write(b"four")
+    del forgotten
+    assert get(fs, "f") == b"three"
+    assert fs.listdir("/") == ["f"]
+    with pytest.raises(ValueError, match="atomic"):
+        fs.open("f", "ab", atomic=True)
+
+
+def test_names_links_and_attributes(fs: Client) -> None:
+    fs.makedirs("a/b/c")
+    fs.makedirs("a/b/c", exist_ok=True)
+    with pytest.raises(FileExistsError):
+        fs.makedirs("a/b")
+    put(fs, "a/b/f", b"data")
+    fs.link("a/b/f", "hard")
+    fs.symlink("a/b", "soft")
+    fs.symlink("/a/../soft/f", "far")
+    fs.symlink("loop", "loop")
+    assert fs.stat("far").st_ino == fs.stat("soft/f").st_ino == fs.stat("hard").st_ino
+    assert fs.stat("hard").st_nlink == 2
+    assert stat.S_ISLNK(fs.lstat("soft").st_mode)
+    assert fs.readlink("soft") == "a/b"
+    with pytest.raises(OSError, match="loop") as caught:
+        fs.stat("loop")
+    assert caught.value.errno == errno.ELOOP
+    with pytest.raises(NotADirectoryError):
+        fs.stat("hard/x")
+    fs.chmod("hard", 0o600)
+    fs.chown("hard", 7, 8)
+    fs.utime("hard", ns=(1, 2))
+    found = fs.stat("hard")
+    assert (found.st_uid, found.st_gid, found.st_atime_ns, found.st_mtime_ns) == (7, 8, 1, 2)
+    assert found.st_mode & 0o7777 == 0o600
+    fs.setxattr("hard", "user.k", b"v")
+    assert fs.getxattr("a/b/f", "user.k") == b"v"
+    assert fs.listxattr("hard") == ["user.k"]
+    fs.removexattr("hard", "user.k")
+    with pytest.raises(OSError, match="hard"):
+        fs.getxattr("hard", "user.k")
+    fs.rename("hard", "a/moved")
+    fs.replace("a/moved", "a/b/f")
+    assert sorted(fs.listdir("a")) == ["b", "moved"]  # two names of one file: rename(2)
+    assert fs.statvfs().f_bsize == 4096
+    assert fs.access("a", os.R_OK)
+    entries = {entry.name: entry for entry in fs.scandir("/")}
+    assert entries["soft"].is_dir()
+    assert not entries["soft"].is_dir(follow_symlinks=False)
+    assert entries["far"].stat().st_size == 4
+    assert not entries["loop"].is_file(follow_symlinks=False)
+    walked = [(top, sorted(dirs), sorted(names)) for top, dirs, names in fs.walk("a")]
+    assert walked == [
+        ("a", ["b"], ["moved"]),
+        ("a/b", ["c"], ["f"]),
+        ("a/b/c", [], []),
+    ]
+
+
+def test_rmtree_removes_links_and_not_what_they_lead_to(fs: Client) -> None:
+    fs.makedirs("keep/sub")
+    put(fs, "keep/sub/f")
+    fs.makedirs("tree/deep/er")
+    put(fs, "tree/deep/f")
+    fs.symlink("/keep", "tree/link")
+    fs.symlink("/keep", "tree/deep/link")
+    assert fs.rmtree("tree") == 6
+    assert fs.listdir("/") == ["keep"]
+    assert fs.listdir("keep/sub") == ["f"]
+    fs.symlink("keep", "link")
+    with pytest.raises(NotADirectoryError):
+        fs.rmtree("link")
+    with pytest.raises(OSError, match="busy") as caught:
+        fs.rmtree("/")
+    assert caught.value.errno == errno.EBUSY
+
+
+def test_permissions_are_the_callers(fs: Client, as_user: Callable[[int], Client]) -> None:
+    fs.mkdir("private", 0o700)
+    put(fs, "private/f")
+    put(fs, "shown")
+    fs.chmod("shown", 0o604)
+    fs.mkdir("open")
+    fs.chmod("open", 0o1777)
+    put(fs, "open/roots")
+    user = as_user(1000)
+    for verb in (user.listdir, user.rmtree):
+        with pytest.raises(PermissionError):
+            verb("private")
+    with pytest.raises(PermissionError):
+        user.read_many(["private/f"])
+    assert get(user, "shown") == b"x"
+    with pytest.raises(PermissionError):
+        user.open("shown", "ab")
+    with pytest.raises(PermissionError):
+        user.chmod("shown", 0o777)
+    put(user, "open/mine")
+    assert user.stat("open/mine").st_uid == 1000
+    assert stat.S_IMODE(user.stat("open/mine").st_mode) == 0o644
+    with pytest.raises(PermissionError):  # the sticky bit
+        user.remove("open/roots")
+    fs.chmod("open/mine", 0o6777)
+    with user.open("open/mine", "ab") as file:
+        file.write(b"more")
+    assert stat.S_IMODE(fs.stat("open/mine").st_mode) == 0o777
+
+
+def test_read_many_gives_each_item(fs: Client) -> None:
+    fs.mkdir("many")
+    for number in range(80):
+        put(fs, f"many/{number}", b"%d" % number * 50)
+    items = [f"many/{number}" for number in reversed(range(80))]
+    found = fs.read_many(items)
+    assert [bytes(each) for each in found] == [b"%d" % n * 50 for n in reversed(range(80))]
+    assert fs.prefetch(items).result(60) == sum(map(len, found))
+    with pytest.raises(FileNotFoundError) as caught:
+        fs.read_many([*items, "many/missing"])
+    assert caught.value.filename == "many/missing"
+    with pytest.raises(ValueError, match="range"):
+        fs.read_many([("many/1", 5, 3)])
+
+
+def test_two_clients_see_each_other(fs: Client, volume: Volume) -> None:
+    put(fs, "f", b"one")
+    with Client(volume.meta + "#", uid=0, gid=0) as other:
+        assert get(other, "f") == b"one"
+        put(other, "g", b"two")
+        assert fs.wait_durable("f")
+        assert fs.drain(60).durable
+    assert get(fs, "g") == b"two"
+
+
+def test_a_mount_and_a_client_are_one_volume(fs: Client, volume: Volume) -> None:
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("needs root and /dev/fuse")
+    root: Path = volume.mount()
+    put(fs, "from-client", b"data" * 1000)
+    assert (root / "from-client").read_bytes() == b"data" * 1000
+    (root / "from-mount").write_bytes(b"more")
+    assert get(fs, "from-mount") == b"more"
+
+
+def test_a_client_starts_no_thread_before_its_first_use(volume: Volume) -> None:
+    before = threading.active_count()
+    client = Client(volume.meta + "#sub/dir", cache_dir=None)
+    again = pickle.loads(pickle.dumps(client))
+    assert again.url == client.url == volume.meta + "#sub/dir"
+    assert threading.active_count() == before
+    client.close()
+    with pytest.raises(ValueError, match="closed"):
+        client.listdir("/")
+
+
+def test_files_that_are_open_at_close_are_stored(volume: Volume) -> None:
+    client = Client(volume.meta)
+    file = client.open("f", "wb", buffering=0)
+    file.write(b"data")
+    client.close()
+    file.close()
+    with Client(volume.meta) as again:
+        assert get(again, "f") == b"data"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "text"),
+    [
+        ("ftp://x", {}, "names no volume"),
+        ("sqlite:////nowhere/x.db", {}, "not there"),
+        ("redis://localhost/1", {"colour": 1}, "unknown option 'colour'"),
+        ("redis://localhost/1", {"buffer_size": "much"}, "is no size"),
+    ],
+)
+def test_bad_input_is_one_line(url: str, options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Client(url, **options).listdir("/")  # type: ignore[arg-type]
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed here")
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(ImportError, match=r"slicefs\.torch\.MapDataset needs torch: pip install"):
+        import_module("slicefs.torch").MapDataset  # noqa: B018

@@ -1,0 +1,114 @@
+"""A3: the datasets under torch's DataLoader: start methods, ranks, states in mid-epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from slicefs.client.client import Client
+from slicefs.data.source import Sample
+from slicefs.torch import IterableDataset, MapDataset
+from tests.posix.volumes import PATIENCE_S
+from tests.slicefs.memory_disk import quick_volume
+
+COUNT = 40
+METHODS = ("fork", "spawn", "forkserver")
+pytestmark = pytest.mark.filterwarnings("default")  # torch has warnings of its own
+
+
+def number_of(sample: Sample) -> Any:
+    """A transform that pickles."""
+    return torch.tensor(int(bytes(sample.data).split()[0]))
+
+
+@pytest.fixture
+def fs() -> Iterator[Client]:
+    """A volume with COUNT samples."""
+    with (
+        quick_volume() as volume,
+        Client(f"{volume.meta}#train", uid=0, gid=0, meta_timeout=PATIENCE_S) as client,
+    ):
+        client.mkdir("/train")
+        for number in range(COUNT):
+            with client.open(f"{number:03}", "wb") as file:
+                file.write(b"%d " % number * 100)
+        yield client
+
+
+def loader(dataset: Any, workers: int, method: str | None = None, **more: Any) -> Any:
+    context = method if workers else None
+    return DataLoader(dataset, 4, num_workers=workers, multiprocessing_context=context, **more)
+
+
+def taken(batches: Any) -> list[int]:
+    return [int(number) for batch in batches for number in batch]
+
+
+def test_a_batch_of_a_map_dataset_is_one_read(fs: Client) -> None:
+    dataset = MapDataset("", client=fs, glob="train/*", transform=number_of)
+    assert len(dataset) == COUNT
+    assert int(dataset[-1]) == COUNT - 1
+    asked: list[int] = []
+    read = dataset.source.read
+
+    def counted(indexes: Any) -> Any:
+        asked.append(len(indexes))
+        return read(indexes)
+
+    dataset.source.read = counted
+    assert taken(loader(dataset, 0)) == list(range(COUNT))
+    assert asked == [4] * (COUNT // 4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_connect_by_themselves(fs: Client, method: str) -> None:
+    fs.listdir("/")  # the parent is connected when its workers start
+    dataset = MapDataset("", client=fs, glob="train/*", transform=number_of)
+    batches = loader(dataset, 2, method, shuffle=True)
+    for _ in range(2):
+        assert sorted(taken(batches)) == list(range(COUNT))
+    stream = IterableDataset(
+        "", client=fs, glob="train/*", transform=number_of, shuffle=True, batch_size=4
+    )
+    batches = loader(stream, 2, method, persistent_workers=True)
+    epochs = [taken(batches) for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(COUNT))
+    assert epochs[0] != epochs[1]
+
+
+def test_an_epoch_goes_on_with_other_workers_and_ranks(
+    fs: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dataset() -> Any:
+        return IterableDataset(
+            "", client=fs, glob="train/*", transform=number_of, shuffle=True, seed=3, batch_size=4
+        )
+
+    whole = taken(loader(dataset(), 0))
+    first = dataset()
+    reading = iter(loader(first, 2, "fork"))
+    begun = [int(number) for _ in range(3) for number in next(reading)]
+    del reading
+    assert begun == whole[:12]
+    state = first.state_dict(consumed=12)
+    rest = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        again = dataset()
+        again.load_state_dict(state)
+        rest += taken(loader(again, 2, "fork"))
+    assert sorted(begun + rest) == list(range(COUNT))
+
+
+def test_directories_need_no_volume(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}").write_text(f"{number} ")
+    assert taken(loader(MapDataset(str(tmp_path), transform=number_of), 0)) == list(range(8))
+    some = MapDataset.from_objects([f"{tmp_path}/3", f"{tmp_path}/1"])
+    assert [some[0], some[1]] == [b"3 ", b"1 "]
