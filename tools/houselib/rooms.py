@@ -39,7 +39,7 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "fsclient": (
         ("", "fuse"),
-        ("kernel", "volume"),
+        ("kernel", "volume", "survival"),
         ("files", "fuse/wire"),
         ("fuse/dispatch", "background"),
         ("fuse/mount", "writeback"),
