@@ -39,7 +39,7 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "fsclient": (
         ("", "fuse"),
-        ("kernel", "volume", "trees"),
+        ("kernel", "volume", "trees", "survival"),
         ("files", "fuse/wire", "sync"),
         ("fuse/dispatch", "background"),
         ("fuse/mount", "writeback"),

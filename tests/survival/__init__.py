@@ -1,0 +1,1 @@
+"""Tests of what a worker leaves to the next one."""
