@@ -83,7 +83,7 @@ class Outdated(StoreError):
     """The commit was made under settings of the volume that its session may follow no more."""
 
 
-class Rewound(StoreError):
+class StoreRolledBack(StoreError):
     """The store holds an older state than one this client has been answered from."""
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fsmeta.types import Slice, SliceKind
 
 
-class Segment(NamedTuple):
+class Extent(NamedTuple):
     """A visible range of a chunk; `slice` is None where it reads as zeros."""
 
     pos: int
@@ -38,7 +38,7 @@ class View:
 
     def __init__(self, slices: Iterable[Slice] = ()) -> None:
         self._begins: list[int] = []  # of _parts
-        self._parts: list[Segment] = []  # data only: disjoint, sorted, neighbours joined
+        self._parts: list[Extent] = []  # data only: disjoint, sorted, neighbours joined
         self.end = 0  # of the furthest slice, holes included
         self.used = 0  # bytes of data
         for piece in slices:
@@ -55,19 +55,19 @@ class View:
         if first and parts[first - 1].end > begin:
             first -= 1
         last = bisect_left(begins, end, first)
-        shown: list[Segment] = []
+        shown: list[Extent] = []
         if first < last:
             left, right = parts[first], parts[last - 1]
             self.used -= sum([part.length for part in parts[first:last]])
             if left.pos < begin:
                 shown.append(left._replace(length=begin - left.pos))
             if piece.kind is not SliceKind.HOLE:
-                shown.append(Segment(begin, end - begin, piece, piece.off))
+                shown.append(Extent(begin, end - begin, piece, piece.off))
             if right.end > end:
                 shown.append(_from(right, end))
             self.used += sum([part.length for part in shown])
         elif piece.kind is not SliceKind.HOLE:
-            shown.append(Segment(begin, end - begin, piece, piece.off))
+            shown.append(Extent(begin, end - begin, piece, piece.off))
             self.used += end - begin
         if first and shown and _joins(parts[first - 1], shown[0]):
             first -= 1
@@ -80,46 +80,46 @@ class View:
         parts[first:last] = shown
         begins[first:last] = [part.pos for part in shown]
 
-    def between(self, begin: int, end: int) -> list[Segment]:
+    def between(self, begin: int, end: int) -> list[Extent]:
         """The segments that touch `begin..end`, whole, and the holes between and before them."""
         first = bisect_right(self._begins, begin) - 1
         if first < 0 or self._parts[first].end <= begin:
             first += 1
         at = self._parts[first - 1].end if first else 0
-        out: list[Segment] = []
+        out: list[Extent] = []
         for part in self._parts[first : bisect_left(self._begins, end, first)]:
             if part.pos > at:
-                out.append(Segment(at, part.pos - at, None, 0))
+                out.append(Extent(at, part.pos - at, None, 0))
             out.append(part)
             at = part.end
         return out
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[Extent]:
         """All that shows, without gaps from 0 to the furthest slice's end."""
         out = self.between(0, self.end)
         at = out[-1].end if out else 0
         if at < self.end:
-            out.append(Segment(at, self.end - at, None, 0))
+            out.append(Extent(at, self.end - at, None, 0))
         return out
 
 
-def resolve(slices: Sequence[Slice]) -> list[Segment]:
+def resolve(slices: Sequence[Slice]) -> list[Extent]:
     """The chunk as a reader sees it: contiguous segments from 0 to the furthest slice's end."""
     if len(slices) == 1 and slices[0].pos == 0 < slices[0].length:  # as most files are
         only = slices[0]
         if only.kind is SliceKind.HOLE:
-            return [Segment(0, only.length, None, 0)]
-        return [Segment(0, only.length, only, only.off)]
+            return [Extent(0, only.length, None, 0)]
+        return [Extent(0, only.length, only, only.off)]
     return View(slices).segments()
 
 
-def _from(part: Segment, begin: int) -> Segment:
+def _from(part: Extent, begin: int) -> Extent:
     """The rest of a segment of data, from `begin` on."""
     skip = begin - part.pos
-    return Segment(begin, part.length - skip, part.slice, part.off + skip)
+    return Extent(begin, part.length - skip, part.slice, part.off + skip)
 
 
-def _joins(left: Segment, right: Segment) -> bool:
+def _joins(left: Extent, right: Extent) -> bool:
     """Whether two segments of data are one run of bytes."""
     if left.pos + left.length != right.pos or left.off + left.length != right.off:
         return False
@@ -127,9 +127,9 @@ def _joins(left: Segment, right: Segment) -> bool:
     return a is b or (a is not None and b is not None and _source(a) == _source(b))
 
 
-def _joined(parts: list[Segment]) -> list[Segment]:
+def _joined(parts: list[Extent]) -> list[Extent]:
     """`parts` (sorted, disjoint), with neighbours that are one run of bytes as one."""
-    out: list[Segment] = []
+    out: list[Extent] = []
     for part in parts:
         if out and _joins(out[-1], part):
             out[-1] = out[-1]._replace(length=out[-1].length + part.length)

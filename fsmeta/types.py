@@ -187,7 +187,7 @@ class Slice(NamedTuple):
 AT_END: Final = -1
 
 
-class Usage(NamedTuple):
+class SpaceUsage(NamedTuple):
     """What a volume, directory, user or group takes up."""
 
     space: int  # bytes in whole SPACE_UNIT_BYTES

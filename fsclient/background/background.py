@@ -20,11 +20,11 @@ from fsclient.background.compactor import Compactor
 from fsclient.background.leader import NEWS_S, Leader
 from fsclient.background.leadership import LEASE_S, LOOK_S, Leadership
 from fsclient.background.packer import LEAVE_S, Packer
-from fsclient.background.quota_alerts import QuotaWatch
-from fsclient.files.data_services import DataSide
+from fsclient.background.quota_alerts import QuotaAlerts
+from fsclient.files.data_services import DataServices
 from fsclient.files.open_files import OpenFiles
 from fsdata.resources.worker_pool import WorkerPool
-from fsmeta.errors import Fenced, Rewound, StoreError
+from fsmeta.errors import Fenced, StoreError, StoreRolledBack
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.types import Ino, SessionId, Slice
@@ -45,7 +45,7 @@ class Background:
     def __init__(
         self,
         meta: Meta,
-        data: DataSide,
+        data: DataServices,
         files: OpenFiles,
         runtime: Runtime,
         info: Mapping[str, Any],
@@ -78,7 +78,7 @@ class Background:
         self._leader.on_thin = self.packer.again
         self.on_lost: Callable[[], None] = _nothing  # told before we join anew
         self.on_joined: Callable[[], None] = _nothing  # and when we have, and have beaten
-        self.quotas = QuotaWatch(meta, runtime)
+        self.quotas = QuotaAlerts(meta, runtime)
         self.in_use: Callable[[], Sequence[Ino]] = list  # not open, and not to be deleted either
         self._heart: Thread | None = None
         self._watcher: Thread | None = None
@@ -180,7 +180,7 @@ class Background:
                 self.beat()
             except Fenced as error:
                 self._rejoin(session, error)
-            except Rewound:
+            except StoreRolledBack:
                 return  # whoever found out has said so; others are to take us for dead
             except (StoreError, OSError) as error:
                 log.warning("heartbeat: %s", error)
@@ -201,7 +201,7 @@ class Background:
             self._held.clear()
             try:
                 self._confirmed = self._meta.sessions.open(self._info, ended).confirmed
-            except Rewound:
+            except StoreRolledBack:
                 return
             except (StoreError, OSError) as error:
                 log.warning("joining anew: %s", error)
@@ -271,7 +271,7 @@ class Background:
                 self._lead.turn()
             except Fenced as error:
                 self._rejoin(session, error)
-            except Rewound:
+            except StoreRolledBack:
                 return
             except (StoreError, OSError) as error:
                 log.warning("watch: %s", error)
@@ -285,7 +285,7 @@ class Background:
                 self.work()
             except Fenced as error:
                 self._rejoin(session, error)
-            except Rewound:
+            except StoreRolledBack:
                 return
             except (StoreError, OSError) as error:
                 log.warning("background work: %s", error)

@@ -1,8 +1,9 @@
 """Rewriting chunks of many slices as one; the client that wrote them does it.
 
-`Commits` reports each of them; a chunk that got many is looked at, and rewritten if that pays. The
-metadata exchanges the records only if nobody changed them meanwhile, so any client may compact any
-chunk at any time; the old slices go through a deletion round, which waits for their readers.
+`SliceCommitter` reports each of them; a chunk that got many is looked at, and rewritten if that
+pays. The metadata exchanges the records only if nobody changed them meanwhile, so any client may
+compact any chunk at any time; the old slices go through a deletion round, which waits for their
+readers.
 
 Threading: `committed` from any thread, the rest from the worker of `Background`.
 """

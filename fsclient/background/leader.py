@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from fsclient.background.leadership import Leadership
-from fsclient.background.trash_expiry import TURN_S, TrashKeeper
+from fsclient.background.trash_expiry import TURN_S, TrashExpiry
 from fsdata.blocks.blocks import BlockStore
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.admin import clones
@@ -80,7 +80,7 @@ class Leader:
         self.on_thin: Callable[[list[Small]], None] = _nobody  # has what is left of a segment
         self._lead = lead
         self._term = lead.term  # in which the round was begun
-        self._trash = TrashKeeper(meta, runtime, stopping)
+        self._trash = TrashExpiry(meta, runtime, stopping)
         self._clones_at = 0.0  # when to look for abandoned clones
         self._tidy_at = 0.0  # when the metadata store is to tidy up
         self._round: _Round | None = None

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from fsclient.files.data_services import DataSide
+from fsclient.files.data_services import DataServices
 from fsclient.files.open_files import OpenFiles
 from fsdata.format.geometry import block_ranges
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.data.packing import MEMBERS_MAX, Packed, Small, part
+from fsmeta.ops.data.packing import MEMBERS_MAX, PackedSlices, Small, part
 from fsmeta.runtime import Condition, Runtime
 from fsmeta.types import Ino, Slice, SliceId, SliceKind
 
@@ -52,7 +52,7 @@ class Packer:
     def __init__(
         self,
         meta: Meta,
-        data: DataSide,
+        data: DataServices,
         files: OpenFiles,
         runtime: Runtime,
         pool: WorkerPool,
@@ -215,7 +215,7 @@ class Packer:
             self._meta.give_up_slices((segment,))
             raise
         # where this raises, gc has what is left: a commit without an answer may yet be applied
-        members = [Packed(file, part(segment, size, off, file.piece)) for file, off in found]
+        members = [PackedSlices(file, part(segment, size, off, file.piece)) for file, off in found]
         try:
             inos = self._exchange(segment, members)
         finally:
@@ -243,7 +243,7 @@ class Packer:
                 pass  # gc will: nothing refers to it
             raise
 
-    def _exchange(self, segment: SliceId, members: Sequence[Packed]) -> list[Ino] | None:
+    def _exchange(self, segment: SliceId, members: Sequence[PackedSlices]) -> list[Ino] | None:
         """Those that are in the segment now; None where a change of one is held back."""
         try:
             return self._meta.packing.pack(segment, members)

@@ -37,7 +37,7 @@ def near_full(meta: Meta) -> tuple[int, list[Quota]]:
     return count, near
 
 
-class QuotaWatch:
+class QuotaAlerts:
     """Looks at the quotas of one volume."""
 
     def __init__(self, meta: Meta, runtime: Runtime) -> None:

@@ -28,7 +28,7 @@ ROOMY: Final = 0.90
 HOURS_A_DAY: Final = 24
 
 
-class TrashKeeper:
+class TrashExpiry:
     """Lets go of what has been in the trash for long enough."""
 
     def __init__(self, meta: Meta, runtime: Runtime, stopping: Callable[[], bool]) -> None:

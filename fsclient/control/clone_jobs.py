@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from fsclient.files.file_io import FileIO
 from fsclient.files.setid_bits import groups_of
-from fsclient.kernel.cache_leases import Coherence
+from fsclient.kernel.cache_leases import CacheLeases
 from fsclient.volume.mount_root import require_way
 from fsmeta.admin.clones import CloneBuilder, Tree
 from fsmeta.admin.snapshots import Taker
@@ -76,7 +76,7 @@ class _Wish(NamedTuple):
 class Cloner:
     """The clone jobs of a mount."""
 
-    def __init__(self, meta: Meta, io: FileIO, coherence: Coherence, runtime: Runtime) -> None:
+    def __init__(self, meta: Meta, io: FileIO, coherence: CacheLeases, runtime: Runtime) -> None:
         self._meta = meta
         self._coherence = coherence
         # where what is made of an inode is made, once all is there that was done before; told

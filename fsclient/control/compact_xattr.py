@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from fsclient.background.compactor import Compactor
-from fsclient.control.job_threads import Aside
+from fsclient.control.job_threads import JobThreads
 from fsclient.files.file_io import FileIO
 from fsclient.files.open_files import OpenFiles
 from fsclient.kernel.later import Later
@@ -39,7 +39,7 @@ class Compaction:
         self._blocks = blocks
         self._files = files
         self._runtime = runtime
-        self._jobs = Aside(runtime, "compact", AT_ONCE)
+        self._jobs = JobThreads(runtime, "compact", AT_ONCE)
 
     def later(self, caller: Caller, ino: Ino) -> Later[bytes]:
         """Compact a file. Raises: EPERM, EINVAL where it is none, EAGAIN where too many ask."""

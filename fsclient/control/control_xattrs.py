@@ -25,7 +25,7 @@ from fsmeta.types import Caller, Ino
 OWN_XATTRS: Final = b"user.slicefs."
 
 
-class Questions:
+class ControlXattrs:
     """Who answers which."""
 
     def __init__(

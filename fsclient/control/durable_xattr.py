@@ -15,7 +15,7 @@ import errno
 from functools import partial
 from typing import Final
 
-from fsclient.control.job_threads import Aside, interrupted
+from fsclient.control.job_threads import JobThreads, interrupted
 from fsclient.files.file_io import FileIO
 from fsclient.kernel.later import Later, Outcome, Take
 from fsclient.writeback.writeback import WriteBack
@@ -51,7 +51,7 @@ class Durable:
         self._meta = meta
         self._io = io
         self._runtime = runtime
-        self._flushes = Aside(runtime, "flush", FLUSHES_AT_ONCE)
+        self._flushes = JobThreads(runtime, "flush", FLUSHES_AT_ONCE)
         self._cond = runtime.condition()
         self._waits: list[_Wait] = []  # guarded by _cond
         self._thread: Thread | None = None  # guarded by _cond

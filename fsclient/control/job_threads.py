@@ -36,7 +36,7 @@ class _Job:
         self.take: Take[Any] | None = take
 
 
-class Aside:
+class JobThreads:
     """Runs jobs, `at_once` at most."""
 
     def __init__(self, runtime: Runtime, name: str, at_once: int) -> None:

@@ -40,7 +40,7 @@ WHY: Final[Mapping[str, str]] = {
 NO_MEMORY: Final = "the mount has no memory for it"
 
 
-class Found(NamedTuple):
+class CachedShare(NamedTuple):
     """A file to be warmed."""
 
     path: str
@@ -52,7 +52,7 @@ class Found(NamedTuple):
 class Done(NamedTuple):
     """What became of a file; `counts` are those of the mount's answers, added up."""
 
-    found: Found
+    found: CachedShare
     counts: dict[str, int]
     disks: dict[str, int]
     why: str  # "" where all went well
@@ -95,7 +95,7 @@ def pattern(glob: str) -> re.Pattern[str]:
 
 def walk(
     top: str, patterns: Sequence[re.Pattern[str]], failed: Callable[[str, str], None]
-) -> Iterator[Found]:
+) -> Iterator[CachedShare]:
     """The plain files at and below a path, on its mount. A file that is named needs no pattern.
 
     Raises: OSError where the path itself can't be looked at.
@@ -130,7 +130,7 @@ def walk(
                 failed(os.path.join(top, below), error.strerror or str(error))
 
 
-def _entry(entry: os.DirEntry[str]) -> Found | None:
+def _entry(entry: os.DirEntry[str]) -> CachedShare | None:
     """A file of a directory, unless it has just gone."""
     try:
         return _found(entry.path, entry.stat(follow_symlinks=False))
@@ -138,9 +138,9 @@ def _entry(entry: os.DirEntry[str]) -> Found | None:
         return None
 
 
-def _found(path: str, what: os.stat_result) -> Found:
+def _found(path: str, what: os.stat_result) -> CachedShare:
     dense = 2 * BLOCK_UNIT * what.st_blocks >= what.st_size
-    return Found(path, what.st_size, dense, what.st_dev)
+    return CachedShare(path, what.st_size, dense, what.st_dev)
 
 
 # --- asking --------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def share(part: int, whole: int) -> str:
 class _File:
     """A file under way."""
 
-    def __init__(self, found: Found, parts: int) -> None:
+    def __init__(self, found: CachedShare, parts: int) -> None:
         self.found = found
         self.left = parts
         self.counts: dict[str, int] = {}
@@ -246,7 +246,7 @@ class Run:
         self.bytes = 0  # asked for and answered; read without the lock, as is `passed`
         self.passed = 0  # bytes of files that are through, whatever became of them
 
-    def run(self, files: Iterable[Found], show: Callable[[], None]) -> None:
+    def run(self, files: Iterable[CachedShare], show: Callable[[], None]) -> None:
         """Take all files through; `show` is called now and then. Raises: Gone, what `files` does.
 
         Interrupted, or when the mount is gone, it ends with what is under way.
@@ -272,7 +272,7 @@ class Run:
         if self._stopped:
             raise Gone(self._stopped)
 
-    def _add(self, found: Found, show: Callable[[], None]) -> None:
+    def _add(self, found: CachedShare, show: Callable[[], None]) -> None:
         step = CHUNK_BYTES if found.dense else max(found.size, 1)
         begins = range(0, found.size, step)
         file = _File(found, len(begins))

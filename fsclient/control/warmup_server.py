@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from fsdata.blocks.warmup import Wanted, Warming
+from fsdata.blocks.warmup import Warming, WarmupRequest
 from fsdata.disk_cache.cache import DiskCache, Fill
 from fsdata.format.geometry import block_ranges
 from fsdata.resources.read_epoch import ReadEpoch
@@ -61,7 +61,7 @@ class _Part(NamedTuple):
 
     begin: int  # in the file
     end: int
-    wanted: Wanted
+    wanted: WarmupRequest
 
 
 class _Tally:
@@ -235,7 +235,7 @@ class Warmer:
                     continue
                 off = segment.off + at - base - segment.pos
                 for block, first, stop, _ in block_ranges(piece, off, size, self._block_bytes):
-                    yield _Part(at, at + stop - first, Wanted(piece.id, piece.size, block))
+                    yield _Part(at, at + stop - first, WarmupRequest(piece.id, piece.size, block))
                     at += stop - first
 
     # --- what is done with a block ---------------------------------------------------------------
@@ -250,7 +250,7 @@ class Warmer:
         self._bring(part, tally, (self._warming.to_disk, self._warming.to_memory))
 
     def _bring(
-        self, part: _Part, tally: _Tally, ways: tuple[Callable[[Wanted], Fill], ...]
+        self, part: _Part, tally: _Tally, ways: tuple[Callable[[WarmupRequest], Fill], ...]
     ) -> None:
         """Raises: ObjectMissing."""
         size = part.end - part.begin

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from fsclient.kernel.cache_leases import Coherence
+from fsclient.kernel.cache_leases import CacheLeases
 from fsmeta.errors import StoreError
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.names.atime import USES_MAX, Use, is_due, touch_atime
@@ -37,7 +37,7 @@ NOTES_MAX: Final = 100_000  # about 20 MB; more are dropped, which costs an atim
 class Atimes:
     """Notes of what was read, and the thread that puts them down."""
 
-    def __init__(self, meta: Meta, coherence: Coherence, runtime: Runtime) -> None:
+    def __init__(self, meta: Meta, coherence: CacheLeases, runtime: Runtime) -> None:
         self._meta = meta
         self._coherence = coherence
         self._runtime = runtime

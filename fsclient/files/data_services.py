@@ -1,4 +1,4 @@
-"""`DataSide`: the parts of `fsdata` that all who move file data in a mount share.
+"""`DataServices`: the parts of `fsdata` that all who move file data in a mount share.
 
 Put together by `Client`; used by `FileIO`, and by what packs and compacts.
 """
@@ -10,15 +10,15 @@ from typing import NamedTuple
 from fsdata.blocks.blocks import BlockStore
 from fsdata.files.prefetch import Prefetcher
 from fsdata.files.upload_pool import UploadPool
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.memory_budget import MemoryBudget
 from fsdata.resources.read_epoch import ReadEpoch
 
 
-class DataSide(NamedTuple):
+class DataServices(NamedTuple):
     """What file data passes through; one of each for a mount."""
 
     blocks: BlockStore
-    budget: Budget
+    budget: MemoryBudget
     uploads: UploadPool
     prefetcher: Prefetcher
     epoch: ReadEpoch

@@ -118,7 +118,7 @@ class Pages:
             return page if page is not None and page.extent.ino == ino else None
 
 
-class Listing:
+class DirStream:
     """One opendir(3), from its last rewind on."""
 
     def __init__(self, ino: Ino, read: ReadPage, known: Pages, runtime: Runtime) -> None:

@@ -1,7 +1,7 @@
 """open, read, write, flush, fsync, release: where a handle meets slices and blocks.
 
-What a writer commits goes through `Commits`, and whether the kernel may keep its pages over an open
-is known to `PageVersions`.
+What a writer commits goes through `SliceCommitter`, and whether the kernel may keep its pages over
+an open is known to `PageCacheValidity`.
 
 Threading: called by the transport's threads, several for one file at once.
 """
@@ -13,20 +13,20 @@ import os
 import stat
 from collections.abc import Sequence
 
-from fsclient.files.data_services import DataSide
+from fsclient.files.data_services import DataServices
 from fsclient.files.direct_io import DirectIO
 from fsclient.files.open_files import FileHandle, OpenFile, OpenFiles
-from fsclient.files.page_cache_validity import PageVersions
-from fsclient.files.quota_precheck import Room
+from fsclient.files.page_cache_validity import PageCacheValidity
+from fsclient.files.quota_precheck import QuotaPrecheck
 from fsclient.files.setid_bits import DROP_SETGID, JUST_DROP, leaves_setgid, require_drop
-from fsclient.files.slice_committer import Commits
-from fsclient.files.unsynced_slices import Unsynced
-from fsclient.files.write_errors import Failed, Losses, flush_together
-from fsclient.kernel.cache_leases import Coherence
-from fsclient.kernel.contract import Buffer, Opened
+from fsclient.files.slice_committer import SliceCommitter
+from fsclient.files.unsynced_slices import UnsyncedSlices
+from fsclient.files.write_errors import Failed, WriteErrors, flush_together
+from fsclient.kernel.cache_leases import CacheLeases
+from fsclient.kernel.contract import Buffer, OpenOut
 from fsclient.kernel.later import Later
 from fsdata.files.reader import FileReader
-from fsdata.files.write_services import WriteSide
+from fsdata.files.write_services import WriteServices
 from fsdata.files.writer import FileWriter
 from fsmeta.errors import StoreError
 from fsmeta.meta.meta import Meta
@@ -42,9 +42,9 @@ class FileIO:
     def __init__(
         self,
         meta: Meta,
-        data: DataSide,
+        data: DataServices,
         files: OpenFiles,
-        coherence: Coherence,
+        coherence: CacheLeases,
         runtime: Runtime,
     ) -> None:
         self._coherence = coherence
@@ -52,31 +52,33 @@ class FileIO:
         self._data = data
         self._files = files
         self._runtime = runtime
-        self._versions = PageVersions(runtime)
-        self._locked = PageVersions(runtime)  # what the kernel believes of files that are locked
-        self.commits = Commits(meta, files, coherence, self._versions, self._locked)
-        self._side = WriteSide(runtime, data.blocks, data.budget, data.uploads, self.commits)
-        self.room = Room(meta, data.uploads, runtime)
+        self._versions = PageCacheValidity(runtime)
+        self._locked = PageCacheValidity(
+            runtime
+        )  # what the kernel believes of files that are locked
+        self.commits = SliceCommitter(meta, files, coherence, self._versions, self._locked)
+        self._side = WriteServices(runtime, data.blocks, data.budget, data.uploads, self.commits)
+        self.room = QuotaPrecheck(meta, data.uploads, runtime)
         self.direct = DirectIO(files)
-        self.unsynced = Unsynced(meta, data.blocks, runtime)
+        self.unsynced = UnsyncedSlices(meta, data.blocks, runtime)
         files.on_last = self.unsynced.closed
-        self.losses = Losses(runtime)
+        self.losses = WriteErrors(runtime)
 
     # --- handles ---------------------------------------------------------------------------------
 
-    def created(self, attr: Attr, flags: int) -> Opened:
+    def created(self, attr: Attr, flags: int) -> OpenOut:
         """The handle of a file just made."""
         self._versions.still(attr)
         fh, handle = self._files.enter(attr.ino, flags)
         handle.file.learn(attr, 0)
-        return Opened(
+        return OpenOut(
             fh,
             keep_cache=True,
             direct_io=self.direct.created(handle, flags),
             no_flush=self._no_flush(handle),
         )
 
-    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool) -> Opened:
+    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool) -> OpenOut:
         """open(2) of what exists. Raises: EACCES, EISDIR, ESTALE."""
         # first the handle, then the file's fate: who deletes orphans asks what is open
         # (`data/deletion`)
@@ -89,7 +91,7 @@ class FileIO:
 
     def _open(
         self, caller: Caller, fh: int, handle: FileHandle, flags: int, kill_suid: bool
-    ) -> Opened:
+    ) -> OpenOut:
         file = handle.file
         commits = file.commits
         attr = self._meta.open(caller, file.ino)
@@ -112,7 +114,7 @@ class FileIO:
         if same is False:
             self._forget_chunks(file)
         handle.kept = bool(same) and not direct
-        return Opened(
+        return OpenOut(
             fh,
             keep_cache=handle.kept,
             direct_io=direct,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from fsclient.files.file_io import FileIO
 from fsclient.files.open_files import OpenFile, OpenFiles
-from fsclient.kernel.contract import Opened
+from fsclient.kernel.contract import OpenOut
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data.ranges import Span
 from fsmeta.ops.names.create import NewNode
@@ -35,7 +35,7 @@ class FileRanges:
 
     def tmpfile(
         self, caller: Caller, parent: Ino, mode: int, flags: int, umask: int
-    ) -> tuple[Attr, Opened]:
+    ) -> tuple[Attr, OpenOut]:
         """open(2) with O_TMPFILE. Raises: ENOENT, EACCES."""
         # first the handle, then the orphan: who deletes orphans asks what is open (`data/deletion`)
         ino = self._meta.new_ino()
@@ -47,7 +47,7 @@ class FileRanges:
             self._files.leave(fh)
             raise
         handle.file.learn(attr, 0)
-        return attr, Opened(fh, keep_cache=True, no_flush=not handle.writable)
+        return attr, OpenOut(fh, keep_cache=True, no_flush=not handle.writable)
 
     def fallocate(self, fh: int, mode: int, begin: int, length: int) -> None:
         """Raises: EBADF, EOPNOTSUPP, EFBIG, ENOSPC."""

@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from fsclient.files.atimes import Atimes
-from fsclient.files.dir_stream import Listing
-from fsclient.files.unlinked_inodes import Nameless
+from fsclient.files.dir_stream import DirStream
+from fsclient.files.unlinked_inodes import UnlinkedInodes
 from fsdata.files.reader import FileReader
-from fsdata.files.write_services import WriteSide
+from fsdata.files.write_services import WriteServices
 from fsdata.files.writer import FileWriter
 from fsmeta.meta.meta import Meta
 from fsmeta.rules import access
@@ -179,7 +179,7 @@ class FileHandle:
 class DirHandle:
     """One opendir(3)."""
 
-    def __init__(self, file: OpenFile, listing: Listing) -> None:
+    def __init__(self, file: OpenFile, listing: DirStream) -> None:
         self.fh = 0
         self.file = file
         self.listing = listing
@@ -201,7 +201,7 @@ class OpenFiles:
         """`files/atimes` is told of what was read."""
         self._meta = meta
         self._runtime = runtime
-        self.nameless = Nameless()
+        self.nameless = UnlinkedInodes()
         self._atimes = atimes
         self._lock = runtime.lock()
         self._next = 1  # guarded by _lock
@@ -234,7 +234,7 @@ class OpenFiles:
                 handle.since_ns = self._runtime.now_ns()
             return self._add(handle), handle
 
-    def enter_dir(self, ino: Ino, listing: Listing) -> tuple[int, DirHandle]:
+    def enter_dir(self, ino: Ino, listing: DirStream) -> tuple[int, DirHandle]:
         """A new handle of a directory, which lists it with `listing`."""
         with self._lock:
             handle = DirHandle(self._share(ino), listing)
@@ -270,7 +270,7 @@ class OpenFiles:
             raise OSError(errno.EBADF, f"no open directory {fh}")
         return handle
 
-    def writer(self, file: OpenFile, side: WriteSide) -> FileWriter:
+    def writer(self, file: OpenFile, side: WriteServices) -> FileWriter:
         """The file's writer, made at the first write."""
         with self._lock:
             if file.writer is None:

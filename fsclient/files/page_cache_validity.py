@@ -4,7 +4,7 @@ They are kept over an open when the file's (mtime, size) are what they were when
 read. What we change ourselves moves that mark along: the kernel has the pages that were written,
 and a time that was set makes none of them old.
 
-Called by `FileIO` and `Commits`. Threading: any method from any thread; one lock, a leaf.
+Called by `FileIO` and `SliceCommitter`. Threading: any method from any thread; one lock, a leaf.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fsmeta.types import Attr, Ino
 VERSIONS_MAX: Final = 200_000  # files whose pages may be kept; about 30 MB
 
 
-class PageVersions:
+class PageCacheValidity:
     """Which (mtime, size) of a file the kernel's pages show."""
 
     def __init__(self, runtime: Runtime) -> None:

@@ -44,7 +44,7 @@ def unlimited() -> float:
     return inf
 
 
-class Room:
+class QuotaPrecheck:
     """How much the volume, its disks and its quotas leave."""
 
     def __init__(self, meta: Meta, uploads: UploadPool, runtime: Runtime) -> None:

@@ -14,8 +14,8 @@ import errno
 from collections.abc import Iterable, Sequence
 
 from fsclient.files.open_files import OpenFiles
-from fsclient.files.page_cache_validity import PageVersions
-from fsclient.kernel.cache_leases import Coherence
+from fsclient.files.page_cache_validity import PageCacheValidity
+from fsclient.kernel.cache_leases import CacheLeases
 from fsdata.files.write_services import SliceSink
 from fsmeta.meta.meta import Meta
 from fsmeta.rules.context import Changed
@@ -26,16 +26,16 @@ def ignore_slices(ino: Ino, index: int, batch: Sequence[tuple[int, Slice]]) -> N
     """Nobody tidies up. `batch` is what was committed, of which some went to this chunk."""
 
 
-class Commits:
+class SliceCommitter:
     """Where the slices of a mount go."""
 
     def __init__(
         self,
         meta: Meta,
         files: OpenFiles,
-        coherence: Coherence,
-        versions: PageVersions,
-        locked: PageVersions,
+        coherence: CacheLeases,
+        versions: PageCacheValidity,
+        locked: PageCacheValidity,
     ) -> None:
         """`versions` and `locked` as `FileIO` has them."""
         self._meta = meta
@@ -98,5 +98,5 @@ class Commits:
             self.on_many_slices(ino, index, ())
 
 
-def _conforms(commits: Commits) -> SliceSink:
+def _conforms(commits: SliceCommitter) -> SliceSink:
     return commits

@@ -20,7 +20,7 @@ from fsmeta.types import Attr, Ino
 NAMELESS_MAX: Final = 10_000  # that the kernel has not forgotten; about 4 MB
 
 
-class Nameless:
+class UnlinkedInodes:
     """What the kernel still refers to, by no name or by one in the trash."""
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ class _Left:
 _NOTHING: Final = _Left(())
 
 
-class Unsynced:
+class UnsyncedSlices:
     """What fsync(2) has yet to sync of files that were closed."""
 
     def __init__(self, meta: Meta, blocks: BlockStore, runtime: Runtime) -> None:

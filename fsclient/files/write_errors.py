@@ -4,7 +4,7 @@
 whoever unmounts is told of both, because the program that wrote may have ignored close(2). What a
 limit has refused at close(2) is an ordinary answer to one user, and no news to who unmounts later.
 
-Threading: `flush_together` has threads of its own while it runs. `Losses`: any method from any
+Threading: `flush_together` has threads of its own while it runs. `WriteErrors`: any method from any
 thread; one lock, a leaf.
 """
 
@@ -75,7 +75,7 @@ def flush_together(
     return failed
 
 
-class Lost(NamedTuple):
+class WriteError(NamedTuple):
     """What users are told of data that were written and not stored."""
 
     files: int
@@ -98,7 +98,7 @@ def _say(ino: Ino, error: Exception) -> None:
     log.error("inode %d: data written and not stored is lost: %s", ino, error)
 
 
-class Losses:
+class WriteErrors:
     """Files whose data were written and not stored."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -122,7 +122,7 @@ class Losses:
             elif ino not in self._found:
                 self._unnamed += 1
 
-    def told(self, store: Store) -> Lost | None:
+    def told(self, store: Store) -> WriteError | None:
         """What is to be said; nothing of files that are gone since."""
         with self._lock:
             found, unnamed = list(self._found.items()), self._unnamed
@@ -135,7 +135,7 @@ class Losses:
             if not left and not unnamed:
                 return None
             first, error = (left or found)[0]
-            return Lost(len(left) + unnamed, path_of(store, first), str(error))
+            return WriteError(len(left) + unnamed, path_of(store, first), str(error))
         except (OSError, StoreError):  # the metadata are away, too
             first, error = found[0]
-            return Lost(len(found) + unnamed, f"inode {first}", str(error))
+            return WriteError(len(found) + unnamed, f"inode {first}", str(error))

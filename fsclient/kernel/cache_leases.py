@@ -35,7 +35,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
-from fsclient.kernel.contract import Entry, Notifier, Stat
+from fsclient.kernel.contract import EntryOut, Notifier, Stat
 from fsclient.kernel.later import Later, Take
 from fsclient.kernel.name_notices import NameNotices
 from fsmeta.meta.meta import Meta
@@ -77,7 +77,7 @@ class _Again(NamedTuple):
 _Then: TypeAlias = Callable[[], None]
 
 
-class Coherence:
+class CacheLeases:
     """Grants time to the kernel, and takes it back."""
 
     def __init__(self, meta: Meta, runtime: Runtime) -> None:
@@ -130,16 +130,16 @@ class Coherence:
 
     # --- grants ----------------------------------------------------------------------------------
 
-    def entry(self, parent: Ino, name: bytes, attr: Attr) -> Entry:
+    def entry(self, parent: Ino, name: bytes, attr: Attr) -> EntryOut:
         """What a name leads to, with the time the kernel may believe both."""
         if self._notifier is None:
-            return Entry(attr, SHORT_S, SHORT_S)
-        return Entry(attr, self._name_ttl(parent, name, SHORT_S), self._attr_ttl(attr))
+            return EntryOut(attr, SHORT_S, SHORT_S)
+        return EntryOut(attr, self._name_ttl(parent, name, SHORT_S), self._attr_ttl(attr))
 
-    def absent(self, parent: Ino, name: bytes) -> Entry | None:
+    def absent(self, parent: Ino, name: bytes) -> EntryOut | None:
         """That a name leads nowhere; None where the kernel may not believe it."""
         ttl = 0.0 if self._notifier is None else self._name_ttl(parent, name, 0.0)
-        return Entry(None, ttl, 0.0) if ttl else None
+        return EntryOut(None, ttl, 0.0) if ttl else None
 
     def stat(self, attr: Attr) -> Stat:
         """Attributes with the time the kernel may believe them."""
@@ -196,10 +196,10 @@ class Coherence:
             if self._names.get(parent) is names:
                 return ttl
 
-    def entries(self, parent: Ino, found: Sequence[tuple[bytes, Attr]]) -> dict[bytes, Entry]:
+    def entries(self, parent: Ino, found: Sequence[tuple[bytes, Attr]]) -> dict[bytes, EntryOut]:
         """`entry` for many names of a directory at once."""
         if self._notifier is None:
-            return {name: Entry(attr, SHORT_S, SHORT_S) for name, attr in found}
+            return {name: EntryOut(attr, SHORT_S, SHORT_S) for name, attr in found}
         self._make_room()
         inos = [attr.ino for _, attr in found]
         while True:
@@ -218,12 +218,12 @@ class Coherence:
                 break
         self._long.update(long)
         if long is inos:
-            return {name: _new(Entry, (attr, name_ttl, LONG_S)) for name, attr in found}
+            return {name: _new(EntryOut, (attr, name_ttl, LONG_S)) for name, attr in found}
         self._short.update(
             (attr.ino, (attr.mtime_ns, attr.size)) for _, attr in found if attr.ino not in long
         )
         return {
-            name: Entry(attr, name_ttl, LONG_S if attr.ino in long else SHORT_S)
+            name: EntryOut(attr, name_ttl, LONG_S if attr.ino in long else SHORT_S)
             for name, attr in found
         }
 

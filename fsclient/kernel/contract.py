@@ -18,12 +18,12 @@ from fsmeta.types import Attr, Caller, Dentry, Ino, SetAttr, StatFs
 __all__ = [
     "REMOUNTED_XATTR",
     "Buffer",
-    "Entry",
+    "EntryOut",
     "FileLock",
     "FileSystem",
     "LockReplies",
     "Notifier",
-    "Opened",
+    "OpenOut",
     "SetAttr",
     "Stat",
 ]
@@ -33,7 +33,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 REMOUNTED_XATTR: Final = b"user.slicefs.remounted"
 
 
-class Entry(NamedTuple):
+class EntryOut(NamedTuple):
     """What a name leads to, and how many seconds the kernel may believe it.
 
     A lookup that finds nothing raises ENOENT, or answers an Entry without `attr` where the absence
@@ -52,7 +52,7 @@ class Stat(NamedTuple):
     ttl: float
 
 
-class Opened(NamedTuple):
+class OpenOut(NamedTuple):
     """An open file or directory, and what the kernel may do with its pages."""
 
     fh: int
@@ -88,21 +88,21 @@ FIRST_VIRTUAL_INO: Final = 1 << 62  # far above any id a volume hands out
 class FileSystem(Protocol):
     """What the kernel can ask of us."""
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry: ...
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> EntryOut: ...
     def forget(self, ino: Ino, lookups: int) -> None: ...
     def getattr(self, caller: Caller, ino: Ino, fh: int | None) -> Stat: ...
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> Stat: ...
     def readlink(self, caller: Caller, ino: Ino) -> bytes: ...
     def mknod(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int, umask: int = 0
-    ) -> Entry:
+    ) -> EntryOut:
         """`umask` counts where the directory has no default ACL, here, in mkdir and in create."""
 
     def mkdir(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0
-    ) -> Entry: ...
-    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry: ...
-    def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Entry: ...
+    ) -> EntryOut: ...
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> EntryOut: ...
+    def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> EntryOut: ...
     def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None: ...
     def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None: ...
     def rename(
@@ -125,13 +125,13 @@ class FileSystem(Protocol):
         flags: int,
         kill_suid: bool = False,
         umask: int = 0,
-    ) -> tuple[Entry, Opened]:
+    ) -> tuple[EntryOut, OpenOut]:
         """open(2) with O_CREAT; `flags` are open's.
 
         Raises: ESTALE where the kernel must look the name up and try again.
         """
 
-    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
+    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> OpenOut:
         """`kill_suid`: O_TRUNC drops S_ISUID and S_ISGID, as it does for all without CAP_FSETID."""
 
     def read(
@@ -179,7 +179,7 @@ class FileSystem(Protocol):
     def release(self, ino: Ino, fh: int) -> None: ...
     def tmpfile(
         self, caller: Caller, parent: Ino, mode: int, flags: int, umask: int = 0
-    ) -> tuple[Entry, Opened]:
+    ) -> tuple[EntryOut, OpenOut]:
         """open(2) with O_TMPFILE: a file without a name."""
 
     def fallocate(
@@ -213,7 +213,7 @@ class FileSystem(Protocol):
     def cancel(self, request: int) -> bool:
         """INTERRUPT of a request that `setlk` has put aside; False where it does not wait."""
 
-    def opendir(self, caller: Caller, ino: Ino) -> Opened: ...
+    def opendir(self, caller: Caller, ino: Ino) -> OpenOut: ...
     def readdir(
         self, caller: Caller, ino: Ino, fh: int, cookie: int, at_most: int
     ) -> tuple[Sequence[Dentry], Sequence[int]]:
@@ -223,7 +223,7 @@ class FileSystem(Protocol):
         handle is closed.
         """
 
-    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[EntryOut | None]:
         """What names in directory `ino` lead to (readdirplus); each entry counts as a lookup.
 
         None for `.` and `..`, for what the kernel holds already and for what has gone.

@@ -6,7 +6,7 @@ file that does not answer. So a directory is one job at a time of a small pool, 
 which tells everything else, waits for none of them. Where a job takes longer than SLOW_S the
 notifier starts another thread for the rest, up to THREADS_MAX.
 
-Called by `Coherence`: `submit`, `look` and `stop` by its notifier thread, `is_slow` by any.
+Called by `CacheLeases`: `submit`, `look` and `stop` by its notifier thread, `is_slow` by any.
 Threading: `_cond` guards all fields; it is held across nothing. `is_slow` takes no lock, nor does
 a thread that notes when it begins with the next name: each is one step on a set, flag or dict.
 """

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from fsclient.kernel.cache_leases import SHORT_S
-from fsclient.kernel.contract import Entry
+from fsclient.kernel.contract import EntryOut
 from fsmeta.admin.snapshots import snapshot_of
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.trees.snapshot import has_snapshots
@@ -24,13 +24,13 @@ from fsmeta.types import Ino
 SNAPSHOT_XATTR: Final = b"user.slicefs.snapshot"
 
 
-def lookup_shelf(meta: Meta, parent: Ino) -> Entry:
+def lookup_shelf(meta: Meta, parent: Ino) -> EntryOut:
     """What `.snapshots` leads to where there is no file of that name. Raises: ENOENT.
 
     The kernel may not keep that there is none: the first snapshot changes no name.
     """
     if parent < SEALED_INO and meta.transactor.view(partial(has_snapshots, directory=parent)):
-        return Entry(shelf_attr(shelf_of(parent)), SHORT_S, SHORT_S)
+        return EntryOut(shelf_attr(shelf_of(parent)), SHORT_S, SHORT_S)
     raise OSError(errno.ENOENT, "no snapshots")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 
 from fsclient.kernel.cache_leases import SHORT_S
-from fsclient.kernel.contract import Entry
+from fsclient.kernel.contract import EntryOut
 from fsmeta.admin.trash_expiry import hours
 from fsmeta.meta.meta import Meta
 from fsmeta.rules import access
@@ -17,23 +17,23 @@ from fsmeta.schema.trash import TRASH_INO, directory_attr, hour_of_name, is_tras
 from fsmeta.types import Caller, Ino
 
 
-def top() -> Entry:
+def top() -> EntryOut:
     """`.trash` itself."""
-    return Entry(directory_attr(TRASH_INO), SHORT_S, SHORT_S)
+    return EntryOut(directory_attr(TRASH_INO), SHORT_S, SHORT_S)
 
 
-def lookup(meta: Meta, caller: Caller, parent: Ino, name: bytes) -> Entry:
+def lookup(meta: Meta, caller: Caller, parent: Ino, name: bytes) -> EntryOut:
     """What a name in the trash leads to. Raises: ENOENT, EACCES.
 
     The kernel may keep nothing of it: it does not know that its unlinks fill it.
     """
     if parent != TRASH_INO:
-        return Entry(meta.lookup(caller, parent, name), 0.0, 0.0)
+        return EntryOut(meta.lookup(caller, parent, name), 0.0, 0.0)
     access.require(caller, directory_attr(TRASH_INO), access.EXECUTE)
     hour = hour_of_name(name)
     if hour is None or hour not in hours(meta):
         raise OSError(errno.ENOENT, "no such hour in the trash")
-    return Entry(directory_attr(hour), 0.0, SHORT_S)
+    return EntryOut(directory_attr(hour), 0.0, SHORT_S)
 
 
 def require_changeable(ino: Ino) -> None:

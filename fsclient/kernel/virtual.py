@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from fsclient.kernel.contract import FIRST_VIRTUAL_INO, Buffer, Entry, Opened, Stat
+from fsclient.kernel.contract import FIRST_VIRTUAL_INO, Buffer, EntryOut, OpenOut, Stat
 from fsclient.kernel.later import Later
 from fsmeta.runtime import Runtime
 from fsmeta.types import NO_PARENT, Attr, Ino
@@ -61,8 +61,8 @@ class VirtualFiles:
         """Whether `ino` is one of ours."""
         return ino >= FIRST_INO
 
-    def lookup(self, name: bytes) -> Entry:
-        return Entry(self._attr(self._inos[name]), 1.0, 0.0)
+    def lookup(self, name: bytes) -> EntryOut:
+        return EntryOut(self._attr(self._inos[name]), 1.0, 0.0)
 
     def getattr(self, ino: Ino) -> Stat:
         return Stat(self._attr(ino), 0.0)
@@ -76,19 +76,19 @@ class VirtualFiles:
         now = self._runtime.now_ns()
         return Attr(ino, mode, uid, 0, 0, 0, NO_PARENT, now, 0, 1, 0, now, now, now)
 
-    def open(self, ino: Ino) -> Opened:
+    def open(self, ino: Ino) -> OpenOut:
         """The content is made now. The size is unknown to the kernel, so reads come to us."""
         if ino in self._streams:
             stream = self._streams[ino]()
             with self._lock:
                 self._next += 1
                 self._reading[self._next] = stream
-                return Opened(self._next, direct_io=True, no_flush=True)
+                return OpenOut(self._next, direct_io=True, no_flush=True)
         content = self._makers[ino]()
         with self._lock:
             self._next += 1
             self._open[self._next] = content
-            return Opened(self._next, direct_io=True, no_flush=True)
+            return OpenOut(self._next, direct_io=True, no_flush=True)
 
     def read(self, fh: int, offset: int, size: int) -> list[Buffer]:
         content = self._open.get(fh)

@@ -17,9 +17,9 @@ from fsclient.background.background import HEARTBEAT_S, Background
 from fsclient.background.backup import Backups
 from fsclient.background.packer import PACK_BELOW, PACKED_STORAGES
 from fsclient.control.warmup_server import Warmer
-from fsclient.files.data_services import DataSide
+from fsclient.files.data_services import DataServices
 from fsclient.files.slice_committer import ignore_slices
-from fsclient.files.write_errors import Lost
+from fsclient.files.write_errors import WriteError
 from fsclient.kernel.virtual import VirtualFiles
 from fsclient.mount.process_limits import find_limits
 from fsclient.observe.observer import Observer
@@ -44,8 +44,8 @@ from fsdata.disk_cache.file_io import CacheFiles
 from fsdata.files.prefetch import Prefetcher
 from fsdata.files.upload_pool import FAR_UPLOADS, UPLOAD_THREADS, UploadPool
 from fsdata.objects.contract import ObjectStore
-from fsdata.resources.block_cache import MemCache
-from fsdata.resources.memory_budget import BUFFER_BYTES, Budget
+from fsdata.resources.block_cache import BlockCache
+from fsdata.resources.memory_budget import BUFFER_BYTES, MemoryBudget
 from fsdata.resources.read_epoch import ReadEpoch
 from fsdata.resources.worker_pool import WorkerPool
 from fsdata.staging.disk import StagingDisk
@@ -112,7 +112,7 @@ def _plain(options: ClientOptions) -> dict[str, Any]:
 class Client:
     """One client of a volume."""
 
-    lost: Lost | None = None  # what could not be stored; known once it has stopped
+    lost: WriteError | None = None  # what could not be stored; known once it has stopped
     drained = True  # whether others see all that was accepted; the same
 
     def __init__(
@@ -144,13 +144,13 @@ class Client:
         raw = objects or open_objects(settings, runtime, self.overrides)
         stack = stacked(raw, settings.storage, runtime, self.options.pacing)
         self.objects: ObjectStore = stack.store
-        self.budget = Budget(runtime, self.options.buffer_bytes)
+        self.budget = MemoryBudget(runtime, self.options.buffer_bytes)
         self.writeback: WriteBack | None = None
         if staged is not None:
             self.writeback = self._open_writeback(staged, store, stack.store, staging, step)
             self.objects = self.writeback.objects
         small = self.options.pack_below_for(settings.storage)
-        self.cache = MemCache(runtime, self.budget, settings.block_bytes, small)
+        self.cache = BlockCache(runtime, self.budget, settings.block_bytes, small)
         self.disk_cache = open_cache(
             runtime, settings, self.options.cache, self.objects, self.budget, cache_files
         )
@@ -161,7 +161,7 @@ class Client:
         self._uploads = UploadPool(runtime, self.budget, self._upload_threads, most=far)
         self._prefetch_pool = WorkerPool(runtime, "prefetch", self.options.prefetch_threads)
         prefetcher = Prefetcher(self._prefetch_pool, self.budget, self.blocks)
-        data = DataSide(self.blocks, self.budget, self._uploads, prefetcher, ReadEpoch(runtime))
+        data = DataServices(self.blocks, self.budget, self._uploads, prefetcher, ReadEpoch(runtime))
         self.observer = observer or Observer(ObserveOptions(), runtime)
         self.metrics = self.observer.metrics
         virtual = self._virtual_files()
@@ -235,7 +235,7 @@ class Client:
         self.metrics.add(made.numbers)
         return made
 
-    def _make_background(self, data: DataSide) -> Background:
+    def _make_background(self, data: DataServices) -> Background:
         """What works for this client unasked."""
         return Background(
             self.meta,
@@ -269,7 +269,7 @@ class Client:
         self.budget.charge(streams * BLOCK_BYTES_MAX)
         return WriteBack(runtime, disk, staged, store, objects, options.writeback, streams)
 
-    def _wire(self, stack: Stack, data: DataSide) -> None:
+    def _wire(self, stack: Stack, data: DataServices) -> None:
         """Let parts that are made know of each other, and metrics of all."""
         if self.writeback is not None:
             below = self.options.pack_below_for(self.meta.format.storage)

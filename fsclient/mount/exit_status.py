@@ -64,15 +64,15 @@ def left_by(pid: int) -> int | None:
     return int(number) if said.startswith(_WORD) and number.isdigit() else None
 
 
-class Parting(NamedTuple):
+class ExitRecord(NamedTuple):
     """How a client has ended, as far as it came to say so."""
 
     log: str  # where its log is
     ended: bool  # it has done all that it does at its end
-    lost: dict[str, Any] | None  # see `Lost`: what it could not store
+    lost: dict[str, Any] | None  # see `WriteError`: what it could not store
 
 
-class Testament:
+class ExitStatus:
     """The file in which a client says how it ended. Made by who serves, before it serves."""
 
     def __init__(self, log: str) -> None:
@@ -82,13 +82,13 @@ class Testament:
             self._fd = os.memfd_create(_FILE)
         except OSError:  # forbidden here: who unmounts is told nothing, as by an older client
             self._fd = -1
-        self._write(Parting(log, False, None))
+        self._write(ExitRecord(log, False, None))
 
     def end(self, lost: dict[str, Any] | None) -> None:
         """All is done; what could not be stored."""
-        self._write(Parting(self._log, True, lost))
+        self._write(ExitRecord(self._log, True, lost))
 
-    def _write(self, parting: Parting) -> None:
+    def _write(self, parting: ExitRecord) -> None:
         if self._fd < 0:
             return
         os.ftruncate(self._fd, 0)
@@ -96,7 +96,7 @@ class Testament:
 
 
 def open_testament(pid: int) -> int | None:
-    """A descriptor of a client's `Testament`; None where it has none, or we may not see it."""
+    """A descriptor of a client's `ExitStatus`; None where it has none, or we may not see it."""
     place = f"/proc/{pid}/fd"
     try:
         for each in os.listdir(place):
@@ -108,10 +108,10 @@ def open_testament(pid: int) -> int | None:
     return None
 
 
-def read_testament(fd: int) -> Parting | None:
+def read_testament(fd: int) -> ExitRecord | None:
     """What a client has said so far; None where that is nothing we understand."""
     try:
         said = json.loads(os.pread(fd, _FILE_BYTES_MAX, 0))
-        return Parting(said["log"], said["ended"], said["lost"])
+        return ExitRecord(said["log"], said["ended"], said["lost"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -23,7 +23,7 @@ _OOM: Final = "/proc/self/oom_score_adj"
 _RAISED: Final = (resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE)  # to what root has allowed
 
 
-class Limits(NamedTuple):
+class ProcessLimits(NamedTuple):
     """What a mount may use."""
 
     open_files: int  # -1: without a limit
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
     oom_score_adj: int | None  # None: it can't be told
 
 
-def raise_limits() -> Limits:
+def raise_limits() -> ProcessLimits:
     """Raise what is too low for a mount; what it is now."""
     for which in _RAISED:
         _raise(which, resource.RLIM_INFINITY)
@@ -50,9 +50,9 @@ def raise_limits() -> Limits:
     return limits
 
 
-def find_limits() -> Limits:
+def find_limits() -> ProcessLimits:
     """What this process may use."""
-    return Limits(
+    return ProcessLimits(
         _soft(resource.RLIMIT_NOFILE),
         _soft(resource.RLIMIT_FSIZE),
         _soft(resource.RLIMIT_NPROC),

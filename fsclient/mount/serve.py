@@ -21,7 +21,7 @@ from fsclient.fuse.session.session import Session, SessionConfig
 from fsclient.fuse.wire.protocol import Init
 from fsclient.mount.client import Client, ClientOptions
 from fsclient.mount.daemon import Teller
-from fsclient.mount.exit_status import LEFT, Testament, telling
+from fsclient.mount.exit_status import LEFT, ExitStatus, telling
 from fsclient.mount.gc_tuning import tune
 from fsclient.mount.log_lines import dump_stacks
 from fsclient.mount.logs import log_place, name_requests, start_log
@@ -37,7 +37,7 @@ from fsclient.volume.volume_key import KeyOffer
 from fsclient.writeback.journal_dir import warn_of_journals
 from fsclient.writeback.writeback import Staging
 from fsdata.resources.memory_budget import BUFFER_BYTES
-from fsmeta.errors import ConfigError, Rewound, StoreError
+from fsmeta.errors import ConfigError, StoreError, StoreRolledBack
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.store.metered import MeteredStore
 from fsmeta.store.url import shown_url
@@ -201,7 +201,7 @@ def _serve_session(
         client.stop()
         raise
     log.info("volume %s mounted on %s", client.meta.format.name, mounted.mountpoint)
-    testament = Testament(log_place(request.log_file) or "where its standard error goes")
+    testament = ExitStatus(log_place(request.log_file) or "where its standard error goes")
     teller.ready()
     session.wait()
     ending.finish()
@@ -239,7 +239,7 @@ def _freezer(client: Client) -> Callable[[StoreError], None]:
         if not found:
             found.append(error)
             remedy = "unmount and run `slicefs fsck`"
-            if isinstance(error, Rewound):
+            if isinstance(error, StoreRolledBack):
                 remedy += ", then mount again"
             log.error("%s; read-only from now on: %s", error, remedy)
             client.vfs.freeze(error)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from fsclient.fuse.session.stats import OpStats
 from fsclient.observe.registry import Numbers, Series
 from fsdata.blocks.blocks import BlockStore
-from fsdata.resources.block_cache import MemCache
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.block_cache import BlockCache
+from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.latency import Reading
 from fsmeta.meta.meta import Meta
 
@@ -42,7 +42,7 @@ def request_latencies(name: str, readings: Mapping[tuple[str, str], Reading]) ->
 
 
 def cache_levels(
-    cache: MemCache, disk: Mapping[str, float], objects: Mapping[str, float]
+    cache: BlockCache, disk: Mapping[str, float], objects: Mapping[str, float]
 ) -> Numbers:
     """Which level has answered reads; what the kernel answers itself is never seen here."""
     hits = {
@@ -66,7 +66,7 @@ def metadata_numbers(meta: Meta) -> Numbers:
     }
 
 
-def data_numbers(budget: Budget, cache: MemCache, blocks: BlockStore) -> Numbers:
+def data_numbers(budget: MemoryBudget, cache: BlockCache, blocks: BlockStore) -> Numbers:
     """Memory in use, and what the caches were good for."""
     gauges = budget.gauges()
     hits = cache.stats()

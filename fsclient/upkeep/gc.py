@@ -5,8 +5,9 @@ floors that sessions show: below the lowest, no client will commit a slice any m
 can only go away. docs/design/deletion-gc-repair has the argument.
 
 It streams: the chunks once, into a bit for each slice, then the store's listing. It may be killed
-at any time and run again: what is deleted is deleted, and with a `Place` in files it goes on where
-it was. Of several at once the one that has begun last goes on. One thread, and those that delete.
+at any time and run again: what is deleted is deleted, and with a `GcCheckpoint` in files it goes on
+where it was. Of several at once the one that has begun last goes on. One thread, and those that
+delete.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
-from fsclient.upkeep.gc_checkpoint import MARK, SWEEP, Place
+from fsclient.upkeep.gc_checkpoint import MARK, SWEEP, GcCheckpoint
 from fsdata.format.object_keys import CHUNKS, parse_key
 from fsdata.objects.contract import ObjectInfo, ObjectStore
 from fsdata.resources.worker_pool import WorkerPool
@@ -80,7 +81,7 @@ def collect(
     runtime: Runtime,
     job: Job,
     progress: Progress,
-    place: Place | None = None,
+    place: GcCheckpoint | None = None,
 ) -> Collected:
     """Find what is leaked, and delete it if asked to; go on from `place`.
 
@@ -88,7 +89,7 @@ def collect(
     Raises: Corrupt where a chunk can't be read: what it refers to is not known; Unavailable;
     ConfigError where another one has begun meanwhile.
     """
-    place = place or Place(runtime)
+    place = place or GcCheckpoint(runtime)
     try:
         if not place.is_good(meta):
             _begin(meta, job, place)
@@ -104,7 +105,7 @@ def collect(
         place.close()
 
 
-def _begin(meta: Meta, job: Job, place: Place) -> None:
+def _begin(meta: Meta, job: Job, place: GcCheckpoint) -> None:
     """Find out what may be deleted at all."""
     lineage = meta.deletion.lineage()
     floor, holder = _floor(meta)
@@ -142,7 +143,7 @@ def _floor(meta: Meta) -> tuple[int, str]:
     return floor, holder
 
 
-def _mark(meta: Meta, place: Place, progress: Progress) -> list[bytes]:
+def _mark(meta: Meta, place: GcCheckpoint, progress: Progress) -> list[bytes]:
     """Note every slice that is referred to; the fields of those noted by others as well."""
     used = place.used
     inodes = 0
@@ -181,7 +182,7 @@ def _end_marks(meta: Meta, run: bytes, noted: Sequence[bytes]) -> bool:
 class _Sweep:
     """What the listing is judged by, and what was found."""
 
-    def __init__(self, place: Place, before_ns: int) -> None:
+    def __init__(self, place: GcCheckpoint, before_ns: int) -> None:
         self.place = place
         self._before_ns = before_ns
         self.seen = int(place.counts.get("seen", 0))

@@ -1,7 +1,7 @@
 """How far a garbage collection is, kept in files, so that one that was killed can go on.
 
     FILE         JSON: the volume, the phase, where in it, and what was found so far
-    FILE.used    the slices that chunks refer to, as `IdSet` has them
+    FILE.used    the slices that chunks refer to, as `SliceBitmap` has them
     FILE.dead    those that wait for deletion
 
 The marks of an earlier run stay good as long as nobody else has begun to read the chunks before it
@@ -16,7 +16,7 @@ import os
 from contextlib import suppress
 from typing import Any, Final
 
-from fsclient.upkeep.slice_bitmap import IdSet
+from fsclient.upkeep.slice_bitmap import SliceBitmap
 from fsmeta.errors import ConfigError
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data import gc as marks
@@ -34,7 +34,7 @@ _DEAD: Final = "dead"
 _SETS: Final = (_USED, _DEAD)
 
 
-class Place:
+class GcCheckpoint:
     """Where a run is. Without a file nothing is kept."""
 
     def __init__(self, runtime: Runtime, file: str | None = None, uuid: str = "") -> None:
@@ -49,7 +49,7 @@ class Place:
         self.floor = 0
         self.lineage = b""
         self.counts: dict[str, Any] = {}  # of the phases so far, as whoever counts wants them
-        self.used, self.dead = IdSet(), IdSet()
+        self.used, self.dead = SliceBitmap(), SliceBitmap()
         if file is not None:
             try:
                 self._open(self._load(file) if os.path.exists(file) else {})
@@ -153,8 +153,8 @@ class Place:
         """The sets in files of their own. Raises: ConfigError."""
         self.close()
         try:
-            self.used = IdSet(path=f"{self._file}.{_USED}", slots=slots.get(_USED))
-            self.dead = IdSet(path=f"{self._file}.{_DEAD}", slots=slots.get(_DEAD))
+            self.used = SliceBitmap(path=f"{self._file}.{_USED}", slots=slots.get(_USED))
+            self.dead = SliceBitmap(path=f"{self._file}.{_DEAD}", slots=slots.get(_DEAD))
         except OSError as error:
             text = f"--cursor {self._file}: {error.strerror}: {error.filename}"
             raise ConfigError(f"{text}; remove it to begin anew, or name another") from error

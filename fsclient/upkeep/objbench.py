@@ -23,7 +23,7 @@ _TEXT: Final = bytes(range(256)) * 16
 Check = Callable[[ObjectStore], bool]
 
 
-class Outcome(NamedTuple):
+class BenchOutcome(NamedTuple):
     """One row of the matrix."""
 
     what: str
@@ -165,7 +165,7 @@ _CHECKS: Final[Sequence[tuple[str, Check]]] = (
 )
 
 
-def functional(store: ObjectStore) -> Iterator[Outcome]:
+def functional(store: ObjectStore) -> Iterator[BenchOutcome]:
     """Try each thing that a volume asks of its store."""
     for what, check in _CHECKS:
         try:
@@ -173,7 +173,7 @@ def functional(store: ObjectStore) -> Iterator[Outcome]:
             why = "" if right else "wrong answer"
         except (OSError, StoreError) as error:
             right, why = False, str(error) or type(error).__name__
-        yield Outcome(what, right, why)
+        yield BenchOutcome(what, right, why)
 
 
 # --- the table -----------------------------------------------------------------------------------

@@ -14,7 +14,13 @@ from functools import partial
 from fsmeta.errors import ConfigError
 from fsmeta.meta.meta import Meta
 from fsmeta.schema import keys
-from fsmeta.schema.journal import HOLDER_FIELD, JOURNAL_PREFIX, Holder, journal_row, unpack_holder
+from fsmeta.schema.journal import (
+    HOLDER_FIELD,
+    JOURNAL_PREFIX,
+    JournalHolder,
+    journal_row,
+    unpack_holder,
+)
 from fsmeta.txn.txn import Txn
 from fsmeta.writeback import replay
 
@@ -37,9 +43,9 @@ def give_up_journals(meta: Meta) -> None:
         meta.transactor.run(partial(replay.abandon, journal=journal))
 
 
-def _left(meta: Meta) -> Iterator[tuple[int, Holder]]:
+def _left(meta: Meta) -> Iterator[tuple[int, JournalHolder]]:
     """Journals that are in no session's hands."""
-    held: list[tuple[int, Holder]] = []
+    held: list[tuple[int, JournalHolder]] = []
     cursor: bytes | None = b""
     while cursor is not None:
         page = meta.store.scan_rows(JOURNAL_PREFIX, cursor)

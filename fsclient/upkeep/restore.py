@@ -20,7 +20,7 @@ from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.admin.trash_expiry import hours, whole_name
 from fsmeta.errors import ConfigError
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import NOREPLACE, Place
+from fsmeta.ops.names.rename import NOREPLACE, DentryLocation
 from fsmeta.rules import access
 from fsmeta.runtime import Runtime
 from fsmeta.schema.trash import Origin, hour_name, hour_of_name, is_trash, origin_of
@@ -48,7 +48,7 @@ class Trashed(NamedTuple):
     path: str = ""  # where it was, as far as that can be found
 
 
-class Outcome(NamedTuple):
+class RestoreOutcome(NamedTuple):
     """What became of it; no `error`: it is back."""
 
     thing: Trashed
@@ -175,7 +175,7 @@ class Restorer:
     # --- putting back ----------------------------------------------------------------------------
 
     def put_back(
-        self, things: Iterable[Trashed], told: Callable[[Outcome], None], threads: int = 1
+        self, things: Iterable[Trashed], told: Callable[[RestoreOutcome], None], threads: int = 1
     ) -> int:
         """Restore what can be, `threads` at a time; `told` is told of each, by one thread at a
         time. How many could not be. Others may restore the same meanwhile. Raises: StoreError.
@@ -186,7 +186,7 @@ class Restorer:
             nonlocal failed
             with self._lock:
                 failed += bool(why)
-                told(Outcome(thing, why))
+                told(RestoreOutcome(thing, why))
 
         pool = WorkerPool(self._runtime, "restore", threads)
         try:
@@ -232,7 +232,7 @@ class Restorer:
             if self._caller.uid not in (0, thing.attr.uid):
                 return errno.EACCES
             self._meta.access(self._caller, parent, access.WRITE | access.EXECUTE)
-            old, new = Place(thing.hour, thing.entry), Place(parent, name)
+            old, new = DentryLocation(thing.hour, thing.entry), DentryLocation(parent, name)
             self._meta.rename(ROOT_CALLER, old, new, NOREPLACE)
         except OSError as error:
             return self._by_others(thing, error.errno or errno.EIO)

@@ -36,7 +36,7 @@ GOOD_MAX: Final = 10_000  # 2 MB: those who share a block are mostly neighbours
 AHEAD: Final = 4  # blocks a thread has waiting: none idles while the walk reads its next page
 
 
-class Found(NamedTuple):
+class DamagedBlock(NamedTuple):
     """Something wrong with the data of a file."""
 
     what: str  # damaged, missing; unreadable where its slices are not known
@@ -52,7 +52,7 @@ class Found(NamedTuple):
         return f"{name}: {self.why}: {self.path}"
 
 
-class Totals(NamedTuple):
+class ScrubTotals(NamedTuple):
     """What was read."""
 
     inodes: int = 0
@@ -98,21 +98,21 @@ class Scrub:
         self._suspects: list[tuple[_Block, str, str]] = []
         self._good: OrderedDict[str, None] = OrderedDict()  # blocks lately found right
         self._error: Exception | None = None  # the store is away: nothing can be said
-        self.totals = Totals()
+        self.totals = ScrubTotals()
 
     def close(self) -> None:
         """End the threads."""
         self._pool.close()
 
-    def judge(self, inodes: Iterable[Walked]) -> list[Found]:
+    def judge(self, inodes: Iterable[Walked]) -> list[DamagedBlock]:
         """What is wrong with these inodes' data. Raises: Unavailable, OSError."""
-        found: list[Found] = []
+        found: list[DamagedBlock] = []
         count = 0
         for each in inodes:
             count += 1
             if each.error is not None:
                 path = path_of(self._store, each.ino)
-                found.append(Found("unreadable", "", each.ino, path, str(each.error)))
+                found.append(DamagedBlock("unreadable", "", each.ino, path, str(each.error)))
             for block in self._blocks(each):
                 if self._chosen():
                     self._submit(block)
@@ -178,7 +178,7 @@ class Scrub:
                 if len(self._good) > GOOD_MAX:
                     self._good.popitem(last=False)
             inodes, blocks, total = self.totals
-            self.totals = Totals(inodes, blocks + 1, total + size)
+            self.totals = ScrubTotals(inodes, blocks + 1, total + size)
 
     def _verify(self, block: _Block) -> int:
         """How many bytes a block takes in the store. Raises: ObjectDamaged, ObjectMissing."""
@@ -198,5 +198,5 @@ class Scrub:
         slices = now.chunks.get(block.chunk, ())
         return now.error is not None or any(each.id == block.slice_id for each in slices)
 
-    def _told(self, block: _Block, what: str, why: str) -> Found:
-        return Found(what, block.key, block.ino, path_of(self._store, block.ino), why)
+    def _told(self, block: _Block, what: str, why: str) -> DamagedBlock:
+        return DamagedBlock(what, block.key, block.ino, path_of(self._store, block.ino), why)

@@ -18,7 +18,7 @@ PAGES_MAX: Final = 256  # 16 MiB of memory
 _IDS: Final = 8 * PAGE_BYTES
 
 
-class IdSet:
+class SliceBitmap:
     """Ids from 0 on."""
 
     def __init__(

@@ -13,7 +13,7 @@ from fsdata.format.geometry import block_count, block_length
 from fsdata.format.object_keys import CHUNKS, object_key, parse_key
 from fsdata.objects.contract import ObjectStore
 from fsmeta.check.findings import KEPT_MAX
-from fsmeta.check.spill_table import CACHE_BYTES, ID_MAX, Groups, Spill
+from fsmeta.check.spill_table import CACHE_BYTES, ID_MAX, Groups, SpillTable
 from fsmeta.errors import ObjectDamaged, ObjectMissing
 from fsmeta.types import SliceId
 
@@ -67,7 +67,7 @@ def verify_objects(
     naming: Naming = _PLAIN,
 ) -> Verdict:
     """Compare the blocks of slices with a listing; with `data`, read each one."""
-    table = Spill(_SCRIPT, cache_bytes)
+    table = SpillTable(_SCRIPT, cache_bytes)
     try:
         judge = _Judge(objects, block_bytes, table, naming)
         judge.list(progress)
@@ -86,7 +86,7 @@ class _Judge:
     """One comparison."""
 
     def __init__(
-        self, objects: ObjectStore, block_bytes: int, table: Spill, naming: Naming
+        self, objects: ObjectStore, block_bytes: int, table: SpillTable, naming: Naming
     ) -> None:
         self._naming = naming
         self._objects = objects

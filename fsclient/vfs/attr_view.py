@@ -1,7 +1,7 @@
 """What the kernel is told of inodes: the store's attributes, with what is written here laid over.
 
 Of a file that is being written here the kernel may believe nothing: it invalidates `st_blocks` when
-it sends a write, and not when we commit it. For how long it may believe the others, `Coherence`
+it sends a write, and not when we commit it. For how long it may believe the others, `CacheLeases`
 says. What is in the trash has no link, as if there were no trash: programs test it.
 
 Called by `VFS`, with attributes that have just been asked for. A file that was closed meanwhile is
@@ -15,19 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsclient.files.open_files import OpenFiles
-from fsclient.kernel.cache_leases import Coherence
-from fsclient.kernel.contract import Entry, Stat
-from fsclient.vfs.lookup_counts import Lookups
+from fsclient.kernel.cache_leases import CacheLeases
+from fsclient.kernel.contract import EntryOut, Stat
+from fsclient.vfs.lookup_counts import LookupCounts
 from fsmeta.meta.meta import Meta
 from fsmeta.schema.trash import TRASH_INO, is_trash
 from fsmeta.types import ROOT_CALLER, Attr, Dentry, Ino
 
 
-class Shown:
+class AttrView:
     """Attributes and entries as this mount sees them."""
 
     def __init__(
-        self, meta: Meta, files: OpenFiles, coherence: Coherence, lookups: Lookups
+        self, meta: Meta, files: OpenFiles, coherence: CacheLeases, lookups: LookupCounts
     ) -> None:
         self._meta = meta
         self._files = files
@@ -56,25 +56,25 @@ class Shown:
             attr = _unlinked(attr)
         return Stat(attr, 0.0) if written else self._coherence.stat(attr)
 
-    def entry(self, parent: Ino, name: bytes, attr: Attr, asked: int | None = None) -> Entry:
+    def entry(self, parent: Ino, name: bytes, attr: Attr, asked: int | None = None) -> EntryOut:
         """What `name` leads to; it counts as a lookup."""
         self._lookups.add(attr.ino)
         return self._entry(parent, name, attr, asked)
 
-    def unnamed(self, attr: Attr, asked: int) -> Entry:
+    def unnamed(self, attr: Attr, asked: int) -> EntryOut:
         """An inode that was looked up by its number; it counts as a lookup."""
         self._lookups.add(attr.ino)
         shown, ttl = self.stat(attr, asked)
-        return Entry(shown, 0.0, ttl)
+        return EntryOut(shown, 0.0, ttl)
 
-    def _entry(self, parent: Ino, name: bytes, attr: Attr, asked: int | None) -> Entry:
+    def _entry(self, parent: Ino, name: bytes, attr: Attr, asked: int | None) -> EntryOut:
         attr, written = self._latest(attr, asked)
         if attr.parent >= TRASH_INO:  # since it was looked up
             attr = _unlinked(attr)
         entry = self._coherence.entry(parent, name, attr)
         return entry._replace(attr_ttl=0.0) if written else entry
 
-    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[EntryOut | None]:
         """`FileSystem.entries`: attributes that the kernel lacks are asked for here, together."""
         unknown = self._coherence.unknown(ino, names)
         if not unknown or is_trash(ino):

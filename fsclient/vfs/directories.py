@@ -12,10 +12,10 @@ import errno
 from collections.abc import Sequence
 from functools import partial
 
-from fsclient.files.dir_stream import Listing, Pages
+from fsclient.files.dir_stream import DirStream, Pages
 from fsclient.files.open_files import DirHandle, OpenFiles
-from fsclient.kernel.cache_leases import Coherence
-from fsclient.kernel.contract import Opened
+from fsclient.kernel.cache_leases import CacheLeases
+from fsclient.kernel.contract import OpenOut
 from fsmeta.admin import trash_expiry
 from fsmeta.meta.meta import Meta
 from fsmeta.rules import access
@@ -29,7 +29,7 @@ class Directories:
     """Open directories of a mount."""
 
     def __init__(
-        self, meta: Meta, files: OpenFiles, coherence: Coherence, runtime: Runtime
+        self, meta: Meta, files: OpenFiles, coherence: CacheLeases, runtime: Runtime
     ) -> None:
         self._meta = meta
         self._files = files
@@ -37,7 +37,7 @@ class Directories:
         self._runtime = runtime
         self._pages = Pages(runtime)
 
-    def opendir(self, caller: Caller, ino: Ino, top: bool) -> Opened:
+    def opendir(self, caller: Caller, ino: Ino, top: bool) -> OpenOut:
         """`top`: it is the root of the mount. Raises: ENOTDIR, EACCES."""
         if not caller.checked:
             attr = self._meta.getattr(caller, ino)
@@ -45,7 +45,7 @@ class Directories:
                 raise OSError(errno.ENOTDIR, "not a directory")
             self._meta.require(caller, attr, access.READ)
         read = partial(self._meta.names if ino != TRASH_INO else self._trash_names, ino)
-        listing = Listing(ino, read, self._pages, self._runtime)
+        listing = DirStream(ino, read, self._pages, self._runtime)
         fh, handle = self._files.enter_dir(ino, listing)
         try:
             self._begin(caller, handle, top)
@@ -54,7 +54,7 @@ class Directories:
             raise
         cache, keep = (False, False) if ino >= SHELVES else self._coherence.listing(ino)
         handle.kept = keep
-        return Opened(fh, keep_cache=keep, cache_dir=cache)
+        return OpenOut(fh, keep_cache=keep, cache_dir=cache)
 
     def readdir(
         self, caller: Caller, fh: int, cookie: int, at_most: int, top: bool

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from fsclient.vfs.lock_table import Holder, Holding, LockTable
+from fsclient.vfs.lock_table import HeldLock, Holder, LockTable
 from fsclient.vfs.parking import Parked, Parking, Publishing
 from fsmeta.errors import StoreError
 from fsmeta.meta.meta import Meta
@@ -78,14 +78,14 @@ class LockReleases:
             self.owed.append(Debt(ino, holder, holding.grants, upto))
             self._wake()
 
-    def _is_published(self, ino: Ino, holding: Holding, upto: int) -> bool:
+    def _is_published(self, ino: Ino, holding: HeldLock, upto: int) -> bool:
         """Whether others see what was written under a lock. Raises: StoreError."""
         since = holding.since
         if self._publishing is None or since is None:
             return True
         return self._publishing.await_written(ino, since, upto, 0.0)
 
-    def unseen(self, ino: Ino, holding: Holding, waits: bool, request: int = 0) -> Parked | None:
+    def unseen(self, ino: Ino, holding: HeldLock, waits: bool, request: int = 0) -> Parked | None:
         """What a request has to wait for before a lock is given up; None where nothing.
 
         It `waits` here where no transport could answer it later. Raises: StoreError.

@@ -24,7 +24,7 @@ LOCKED_MAX: Final = 100_000  # files that were locked once; about 6 MB
 Holder: TypeAlias = tuple[Kind, int]  # kind of lock, and the kernel's name for its owner
 
 
-class Holding:
+class HeldLock:
     """What one owner may have of one file."""
 
     def __init__(self) -> None:
@@ -66,20 +66,20 @@ class LockTable:
         self.cond = runtime.condition()
         self._locked = locked
         self.waiters: dict[int, Waiter] = {}  # by request
-        self.held: dict[Ino, dict[Holder, Holding]] = {}
+        self.held: dict[Ino, dict[Holder, HeldLock]] = {}
         self.lost: dict[Ino, dict[Holder, set[int]]] = {}  # with the handles
         self._tickets = runtime.random_bits(32) << 31  # so that nobody's mistake hits ours
         self.mark: Callable[[], int] = int  # the number of the last change of this mount
         self._spent: list[int] = []
         self._spent_owners: set[int] = set()
 
-    def begin(self, waiter: Waiter, fh: int, wait: bool) -> Holding:
+    def begin(self, waiter: Waiter, fh: int, wait: bool) -> HeldLock:
         """Note what is going to be asked for. Raises: ENOLCK."""
         with self.cond:
             if len(self.waiters) >= WAITS_MAX:
                 raise OSError(errno.ENOLCK, f"{WAITS_MAX} requests wait for locks")
             holders = self.held.setdefault(waiter.ino, {})
-            holding = holders.setdefault(waiter.holder, Holding())
+            holding = holders.setdefault(waiter.holder, HeldLock())
             holding.handles.add(fh)
             holding.asking += 1
             if len(self._locked) >= LOCKED_MAX:
@@ -91,7 +91,7 @@ class LockTable:
                 self.waiters[waiter.request] = waiter
         return holding
 
-    def end(self, waiter: Waiter, holding: Holding, granted: bool) -> None:
+    def end(self, waiter: Waiter, holding: HeldLock, granted: bool) -> None:
         """A request has its answer; the caller has `cond`."""
         self.waiters.pop(waiter.request, None)
         holding.asking -= 1
@@ -133,12 +133,12 @@ class LockTable:
             mine = (each for each in self.waiters.values() if each.holder == (Kind.POSIX, owner))
             return {each.ino for each in mine}
 
-    def holding(self, ino: Ino, holder: Holder) -> Holding | None:
+    def holding(self, ino: Ino, holder: Holder) -> HeldLock | None:
         """What an owner may have of a file; None where that is nothing."""
         found = self.held.get(ino, {}).get(holder)
         return found if found is not None and found.held else None
 
-    def given_up(self, ino: Ino, holder: Holder, holding: Holding, grants: int) -> None:
+    def given_up(self, ino: Ino, holder: Holder, holding: HeldLock, grants: int) -> None:
         """It has nothing left, unless it got something since it had had `grants`."""
         with self.cond:
             if holding.grants == grants and not holding.asking:
@@ -146,7 +146,7 @@ class LockTable:
                 holding.since = None
                 self._forget_idle(ino, holder, holding)
 
-    def _forget_idle(self, ino: Ino, holder: Holder, holding: Holding) -> None:
+    def _forget_idle(self, ino: Ino, holder: Holder, holding: HeldLock) -> None:
         if holding.held or holding.asking:
             return
         holders = self.held.get(ino, {})

@@ -24,16 +24,16 @@ from typing import Final
 
 from fsclient.files.file_io import FileIO
 from fsclient.files.open_files import OpenFiles
-from fsclient.kernel.cache_leases import Coherence
+from fsclient.kernel.cache_leases import CacheLeases
 from fsclient.kernel.contract import FileLock, LockReplies
 from fsclient.kernel.later import Later
 from fsclient.vfs.lock_releases import LockReleases
-from fsclient.vfs.lock_table import Holder, Holding, LockTable, Waiter
+from fsclient.vfs.lock_table import HeldLock, Holder, LockTable, Waiter
 from fsclient.vfs.parking import Publishing
 from fsmeta.errors import StoreError
 from fsmeta.meta.locks import Range
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.sessions.lock import Answer, Outcome
+from fsmeta.ops.sessions.lock import LockAnswer, LockOutcome
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.schema.locks import Kind
 from fsmeta.types import Attr, Ino
@@ -52,7 +52,7 @@ class FileLocks:
     """See the module."""
 
     def __init__(
-        self, meta: Meta, io: FileIO, files: OpenFiles, coherence: Coherence, runtime: Runtime
+        self, meta: Meta, io: FileIO, files: OpenFiles, coherence: CacheLeases, runtime: Runtime
     ) -> None:
         self._meta = meta
         self._io = io
@@ -153,10 +153,10 @@ class FileLocks:
         except BaseException as error:
             self._failed(waiter, holding, isinstance(error, StoreError))
             raise
-        if answer.outcome is Outcome.QUEUED:
+        if answer.outcome is LockOutcome.QUEUED:
             self._put_aside(waiter, answer)
             return False
-        granted = answer.outcome is Outcome.GRANTED
+        granted = answer.outcome is LockOutcome.GRANTED
         with self._cond:
             self._table.end(waiter, holding, granted)
         if not granted:
@@ -164,7 +164,7 @@ class FileLocks:
         assert answer.attr is not None
         return self._refresh(waiter, answer.attr)
 
-    def _ask(self, waiter: Waiter) -> Answer:
+    def _ask(self, waiter: Waiter) -> LockAnswer:
         waiter.commits = waiter.file.commits
         ino, (kind, owner) = waiter.ino, waiter.holder
         guess = ino not in self._shared
@@ -184,7 +184,7 @@ class FileLocks:
             self._shared.add(ino)
         return answer
 
-    def _failed(self, waiter: Waiter, holding: Holding, doubtful: bool) -> None:
+    def _failed(self, waiter: Waiter, holding: HeldLock, doubtful: bool) -> None:
         """A request ended with an error; where the outcome is open we may have the lock."""
         with self._cond:
             self._table.end(waiter, holding, doubtful)
@@ -192,7 +192,7 @@ class FileLocks:
                 self._strays.append(waiter)
                 self._wake()
 
-    def _put_aside(self, waiter: Waiter, answer: Answer) -> None:
+    def _put_aside(self, waiter: Waiter, answer: LockAnswer) -> None:
         """The store has the request in line."""
         assert self._replies is not None
         with self._cond:
@@ -455,7 +455,7 @@ class FileLocks:
             except OSError as error:
                 self._end(waiter, error.errno or errno.EIO)
                 continue
-            if answer.outcome is Outcome.QUEUED:
+            if answer.outcome is LockOutcome.QUEUED:
                 waiter.session = answer.session
             else:
                 self._granted(waiter, answer.attr)

@@ -5,8 +5,8 @@ counts one for its inode, and FORGET takes back as many as it says. Only at zero
 dropped the inode: it may look a name up anew before we read the FORGET of its older reference, and
 memory reclaim makes it do so.
 
-Called by `VFS` and `Shown`. A lookup counts *before* its entry is granted a lease, and what ends at
-zero ends under the same lock: a FORGET never takes a lease of a later answer.
+Called by `VFS` and `AttrView`. A lookup counts *before* its entry is granted a lease, and what ends
+at zero ends under the same lock: a FORGET never takes a lease of a later answer.
 
 Threading: any thread; one lock, under which `gone` is called.
 """
@@ -23,7 +23,7 @@ from fsmeta.types import Ino
 LOOKUPS_MAX: Final = 2_000_000
 
 
-class Lookups:
+class LookupCounts:
     """Counts references of the kernel to inodes."""
 
     def __init__(self, runtime: Runtime, gone: Callable[[Ino], None]) -> None:

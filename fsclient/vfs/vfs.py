@@ -1,6 +1,6 @@
 """`VFS`: the file system behind a kernel transport, and what tests drive without a kernel.
 
-It puts metadata and data together: names and attributes come from `Meta` and are told as `Shown`
+It puts metadata and data together: names and attributes come from `Meta` and are told as `AttrView`
 says; file contents go through `FileIO`, listings through `Directories`. Here it is decided whose an
 inode or a name is (the volume's, the trash's, a snapshot's, a virtual file's), and that nothing
 changes where nothing may.
@@ -17,30 +17,30 @@ from collections.abc import Sequence
 
 from fsclient.control.clone_jobs import Cloner
 from fsclient.control.compact_xattr import COMPACT_XATTR, Compaction
-from fsclient.control.control_xattrs import Questions
+from fsclient.control.control_xattrs import ControlXattrs
 from fsclient.control.durable_xattr import Durable
 from fsclient.files.atimes import Atimes
-from fsclient.files.data_services import DataSide
+from fsclient.files.data_services import DataServices
 from fsclient.files.file_io import FileIO
 from fsclient.files.file_ranges import FileRanges
 from fsclient.files.open_files import OpenFiles
 from fsclient.files.setid_bits import overruling
 from fsclient.kernel import snapshot_view, trash_view
-from fsclient.kernel.cache_leases import Coherence
-from fsclient.kernel.contract import Buffer, Entry, FileLock, FileSystem, Opened, Stat
+from fsclient.kernel.cache_leases import CacheLeases
+from fsclient.kernel.contract import Buffer, EntryOut, FileLock, FileSystem, OpenOut, Stat
 from fsclient.kernel.later import Later
 from fsclient.kernel.virtual import VirtualFiles
 from fsclient.vfs import nfs_handles
-from fsclient.vfs.attr_view import Shown
+from fsclient.vfs.attr_view import AttrView
 from fsclient.vfs.directories import Directories
 from fsclient.vfs.locks import FileLocks
-from fsclient.vfs.lookup_counts import Lookups
+from fsclient.vfs.lookup_counts import LookupCounts
 from fsclient.vfs.xattrs import Xattrs
 from fsclient.writeback.writeback import WriteBack
 from fsmeta.admin.snapshots import remove as remove_snapshot
 from fsmeta.errors import StoreError
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.runtime import Runtime
 from fsmeta.schema.locks import Kind
 from fsmeta.schema.snapshot_inos import SHELF_NAME, is_shelf
@@ -51,20 +51,22 @@ from fsmeta.types import ROOT_INO, Caller, Dentry, FileType, Ino, SetAttr, StatF
 class VFS:
     """One mount's view of a volume."""
 
-    def __init__(self, meta: Meta, data: DataSide, virtual: VirtualFiles, runtime: Runtime) -> None:
+    def __init__(
+        self, meta: Meta, data: DataServices, virtual: VirtualFiles, runtime: Runtime
+    ) -> None:
         self._meta = meta
-        self.coherence = Coherence(meta, runtime)
+        self.coherence = CacheLeases(meta, runtime)
         self.atimes = Atimes(meta, self.coherence, runtime)
         self.files = OpenFiles(meta, self.atimes, runtime)
         self.io = FileIO(meta, data, self.files, self.coherence, runtime)
-        self.lookups = Lookups(runtime, self._gone)
-        self._shown = Shown(meta, self.files, self.coherence, self.lookups)
+        self.lookups = LookupCounts(runtime, self._gone)
+        self._shown = AttrView(meta, self.files, self.coherence, self.lookups)
         self._directories = Directories(meta, self.files, self.coherence, runtime)
         self._ranges = FileRanges(meta, self.files, self.io)
         self.xattrs = Xattrs(meta)
         cloner = Cloner(meta, self.io, self.coherence, runtime)
         compaction = Compaction(meta, self.io, data.blocks, self.files, runtime)
-        self.questions = Questions(meta, cloner, Durable(meta, self.io, runtime), compaction)
+        self.questions = ControlXattrs(meta, cloner, Durable(meta, self.io, runtime), compaction)
         self.locks = FileLocks(meta, self.io, self.files, self.coherence, runtime)
         self.cancel = self.locks.cancel
         self._virtual = virtual
@@ -103,7 +105,7 @@ class VFS:
 
     # --- names -----------------------------------------------------------------------------------
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> EntryOut:
         if name in nfs_handles.DOTS:
             asked = self._shown.now()
             return self._shown.unnamed(nfs_handles.find(self._meta, parent, name), asked)
@@ -140,24 +142,26 @@ class VFS:
 
     def mknod(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int, umask: int = 0
-    ) -> Entry:
+    ) -> EntryOut:
         self._begin_change(parent, name, errno.EEXIST)
         if not stat.S_IFMT(mode):
             mode |= stat.S_IFREG
         attr = self._meta.create(caller, parent, name, mode, rdev, umask)
         return self._shown.entry(parent, name, attr)
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0) -> Entry:
+    def mkdir(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0
+    ) -> EntryOut:
         self._begin_change(parent, name, errno.EEXIST)
         mode = stat.S_IFDIR | mode & 0o7777
         attr = self._meta.create(caller, parent, name, mode, 0, umask)
         return self._shown.entry(parent, name, attr)
 
-    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> EntryOut:
         self._begin_change(parent, name, errno.EEXIST)
         return self._shown.entry(parent, name, self._meta.symlink(caller, parent, name, target))
 
-    def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Entry:
+    def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> EntryOut:
         self._begin_change(parent, name, errno.EEXIST)
         asked = self._shown.now()
         attr = self._meta.link(caller, ino, parent, name)
@@ -195,7 +199,7 @@ class VFS:
     ) -> None:
         self._begin_change(parent, name)
         self._begin_change(new_parent, new_name)
-        old, new = Place(parent, name), Place(new_parent, new_name)
+        old, new = DentryLocation(parent, name), DentryLocation(new_parent, new_name)
         try:
             replaced = self._meta.rename(caller, old, new, flags).replaced
         except OSError as error:
@@ -293,7 +297,7 @@ class VFS:
         flags: int,
         kill_suid: bool = False,
         umask: int = 0,
-    ) -> tuple[Entry, Opened]:
+    ) -> tuple[EntryOut, OpenOut]:
         self._begin_change(parent, name, errno.EEXIST)
         mode = stat.S_IFREG | mode & 0o7777
         try:
@@ -306,7 +310,7 @@ class VFS:
 
     def _open_existing(
         self, caller: Caller, parent: Ino, name: bytes, flags: int, kill_suid: bool
-    ) -> tuple[Entry, Opened]:
+    ) -> tuple[EntryOut, OpenOut]:
         """Somebody else made the file since the kernel looked: O_CREAT without O_EXCL opens it.
 
         The kernel has judged the directory, not this file. Where we can't, ESTALE makes it look the
@@ -329,7 +333,7 @@ class VFS:
             self.io.release(opened.fh)
             raise
 
-    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
+    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> OpenOut:
         if self._virtual.owns(ino):
             return self._virtual.open(ino)
         if flags & (os.O_ACCMODE | os.O_TRUNC):
@@ -421,13 +425,13 @@ class VFS:
 
     def tmpfile(
         self, caller: Caller, parent: Ino, mode: int, flags: int, umask: int = 0
-    ) -> tuple[Entry, Opened]:
+    ) -> tuple[EntryOut, OpenOut]:
         self._require_writable()
         mode = stat.S_IFREG | mode & 0o7777
         attr, opened = self._ranges.tmpfile(caller, parent, mode, flags, umask)
         self.lookups.add(attr.ino)
         self._nameless.note(attr)
-        return Entry(attr, 0.0, 0.0), opened
+        return EntryOut(attr, 0.0, 0.0), opened
 
     def fallocate(
         self, caller: Caller, ino: Ino, fh: int, mode: int, offset: int, length: int
@@ -459,7 +463,7 @@ class VFS:
 
     # --- directories -----------------------------------------------------------------------------
 
-    def opendir(self, caller: Caller, ino: Ino) -> Opened:
+    def opendir(self, caller: Caller, ino: Ino) -> OpenOut:
         return self._directories.opendir(caller, ino, ino == self.root)
 
     def readdir(
@@ -467,7 +471,7 @@ class VFS:
     ) -> tuple[Sequence[Dentry], Sequence[int]]:
         return self._directories.readdir(caller, fh, cookie, at_most, ino == self.root)
 
-    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[EntryOut | None]:
         return self._shown.entries(ino, names)
 
     def fsyncdir(self, caller: Caller, ino: Ino, fh: int) -> None:

@@ -22,7 +22,7 @@ from fsdata.disk_cache.disk import EVICTIONS, OPEN_MAX, Disk, DiskLimits
 from fsdata.disk_cache.file_io import CacheFiles, OsFiles
 from fsdata.disk_cache.member import SHARED_ROUND_S
 from fsdata.objects.contract import ObjectStore
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.memory_budget import MemoryBudget
 from fsdata.resources.private_paths import make_private, require_private
 from fsmeta.errors import ConfigError
 from fsmeta.rules.settings import VolumeFormat
@@ -76,7 +76,7 @@ def open_cache(
     settings: VolumeFormat,
     options: CacheOptions,
     objects: ObjectStore,
-    budget: Budget,
+    budget: MemoryBudget,
     files: CacheFiles | None = None,
 ) -> DiskCache | None:
     """The cache of a mount before its store `objects`; None where it has none.

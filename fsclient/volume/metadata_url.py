@@ -65,11 +65,11 @@ def _open_server(
 
         return TikvStore(url, runtime, tikv_gc)
     _check_server(url)
-    from fsmeta.store.redis.commit import Wait
+    from fsmeta.store.redis.commit import ReplicaWait
     from fsmeta.store.redis.engine import RedisStore
 
     try:
-        return RedisStore(url, runtime, None if redis_wait is None else Wait(*redis_wait))
+        return RedisStore(url, runtime, None if redis_wait is None else ReplicaWait(*redis_wait))
     except StoreError as error:
         raise ConfigError(
             f"{shown_url(url)}: {error}; check user and password in the URL"

@@ -82,7 +82,7 @@ _OPTIONS: Final[Mapping[str, Mapping[str, _Parser]]] = {
 }
 
 
-class Place(NamedTuple):
+class StoreLocation(NamedTuple):
     """`--bucket` as the volume keeps it, and the options that it implies."""
 
     bucket: str
@@ -107,12 +107,12 @@ def parse_options(storage: str, words: Iterable[str]) -> dict[str, str]:
     return out
 
 
-def parse_bucket(storage: str, bucket: str, shards: int) -> Place:
+def parse_bucket(storage: str, bucket: str, shards: int) -> StoreLocation:
     """Raises: ConfigError."""
     if storage not in STORAGES:
         raise ConfigError(f"--storage {storage}: use one of {', '.join(STORAGES)}")
     if storage == "mem":
-        return Place(bucket or "mem", {})
+        return StoreLocation(bucket or "mem", {})
     if not bucket:
         raise ConfigError(f"--bucket: {_WANTED[storage]}")
     if shards and storage == "rados":
@@ -133,25 +133,25 @@ _WANTED: Final = {
 }
 
 
-def _parse_directory(bucket: str) -> Place:
+def _parse_directory(bucket: str) -> StoreLocation:
     if "://" in bucket:
         raise ConfigError(
             f"--bucket {_shown(bucket)}: name a directory, or say --storage s3 or --storage rados"
         )
-    return Place(os.path.abspath(bucket), {})
+    return StoreLocation(os.path.abspath(bucket), {})
 
 
-def _parse_pool(bucket: str) -> Place:
+def _parse_pool(bucket: str) -> StoreLocation:
     """`[ceph://|rados://]POOL[/NAMESPACE]`."""
     scheme, separator, rest = bucket.rpartition("://")
     pool, slash, namespace = rest.strip("/").partition("/")
     names = (pool, namespace) if slash else (pool,)
     if (separator and scheme not in ("ceph", "rados")) or not all(map(_POOL.fullmatch, names)):
         raise ConfigError(f"--bucket {_shown(bucket)}: {_WANTED['rados']}")
-    return Place("/".join(names), {})
+    return StoreLocation("/".join(names), {})
 
 
-def _parse_s3(bucket: str) -> Place:
+def _parse_s3(bucket: str) -> StoreLocation:
     """`http(s)://HOST[:PORT]/BUCKET`, `s3://BUCKET`, `https://BUCKET.s3.REGION.amazonaws.com`."""
     try:
         parts = urlsplit(bucket.replace(SHARD, _NUMBER))
@@ -166,7 +166,7 @@ def _parse_s3(bucket: str) -> Place:
     name, endpoint, options = _s3_names(parts, port)
     if not _BUCKET.fullmatch(name):
         raise ConfigError(f"--bucket {_shown(bucket)}: {_WANTED['s3']}")
-    return Place(f"{endpoint}{name}".replace(_NUMBER, SHARD), options)
+    return StoreLocation(f"{endpoint}{name}".replace(_NUMBER, SHARD), options)
 
 
 _NUMBER: Final = "shard-number"  # in place of `%d`, which is no part of a URL
@@ -186,7 +186,7 @@ def _s3_names(parts: SplitResult, port: int | None) -> tuple[str, str, dict[str,
     return path, f"{parts.scheme}://{brackets}{f':{port}' if port else ''}/", {}
 
 
-_PARSERS: Final[Mapping[str, Callable[[str], Place]]] = {
+_PARSERS: Final[Mapping[str, Callable[[str], StoreLocation]]] = {
     "file": _parse_directory,
     "s3": _parse_s3,
     "rados": _parse_pool,

@@ -40,14 +40,14 @@ _LOCK: Final = "lock"
 _LOOK_S: Final = 0.02
 
 
-class Slot(NamedTuple):
+class JournalDir(NamedTuple):
     """A directory that is ours while `lock` is open."""
 
     path: str
     lock: int
 
 
-def take_slot(runtime: Runtime, root: str, volume: str, others: Sequence[str] = ()) -> Slot:
+def take_slot(runtime: Runtime, root: str, volume: str, others: Sequence[str] = ()) -> JournalDir:
     """A directory below `root` for the journal of a mount of `volume`.
 
     Or one below `others`, if a journal is left there. Raises: ConfigError.
@@ -69,7 +69,7 @@ def take_slot(runtime: Runtime, root: str, volume: str, others: Sequence[str] = 
     return slot
 
 
-def _take_below(runtime: Runtime, root: str, volume: str) -> Slot:
+def _take_below(runtime: Runtime, root: str, volume: str) -> JournalDir:
     """Raises: ConfigError."""
     base = os.path.join(os.path.abspath(root), volume)
     try:
@@ -95,10 +95,10 @@ def _require_locks(root: str, base: str) -> None:
         )
 
 
-def _take(runtime: Runtime, base: str) -> Slot | None:
+def _take(runtime: Runtime, base: str) -> JournalDir | None:
     """The best slot that nobody holds."""
-    empty: Slot | None = None
-    left: Slot | None = None
+    empty: JournalDir | None = None
+    left: JournalDir | None = None
     for number in range(SLOTS_MAX):
         path = os.path.join(base, str(number))
         is_new = not os.path.isdir(path)
@@ -164,7 +164,7 @@ def _warn_of_left(path: str) -> None:
     )
 
 
-def _better(empty: Slot | None, slot: Slot) -> Slot:
+def _better(empty: JournalDir | None, slot: JournalDir) -> JournalDir:
     """The first of two slots; the other is let go."""
     if empty is None:
         return slot
@@ -177,7 +177,7 @@ def has_log(path: str) -> bool:
     return os.path.isdir(path) and any(name.startswith(journal.PREFIX) for name in os.listdir(path))
 
 
-def _lock(runtime: Runtime, path: str) -> Slot | None:
+def _lock(runtime: Runtime, path: str) -> JournalDir | None:
     """A slot, unless another process holds it that goes on to live. Raises: OSError."""
     make_private(path)
     require_private_files(path, "staging directory")
@@ -189,7 +189,7 @@ def _lock(runtime: Runtime, path: str) -> Slot | None:
             break
         runtime.sleep(_LOOK_S)
     if is_ours:
-        return Slot(path, fd)
+        return JournalDir(path, fd)
     os.close(fd)
     return None
 

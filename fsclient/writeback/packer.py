@@ -18,12 +18,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from fsclient.background.packer import MEMBERS_MIN
-from fsclient.files.data_services import DataSide
+from fsclient.files.data_services import DataServices
 from fsclient.files.open_files import OpenFiles
 from fsdata.format.block_v1 import decode
 from fsdata.format.object_keys import parse_key
-from fsdata.resources.block_cache import MemCache
-from fsdata.staging.coalesce import Company
+from fsdata.resources.block_cache import BlockCache
+from fsdata.staging.coalesce import Coalescer
 from fsdata.staging.staged_objects import StagedObjects
 from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError
 from fsmeta.meta.meta import Meta
@@ -33,7 +33,7 @@ from fsmeta.schema import keys as schema, slices
 from fsmeta.schema.segments import OpenSegment
 from fsmeta.store.contract import PUT, Store
 from fsmeta.types import Ino, Slice, SliceKind
-from fsmeta.writeback.log_entry import Entry, Moved
+from fsmeta.writeback.log_entry import LogEntry, Moved
 from fsmeta.writeback.overlay import exchanged
 from fsmeta.writeback.staged_store import StagedStore
 
@@ -46,7 +46,7 @@ class _Member(NamedTuple):
     """A file in a segment that is being made."""
 
     key: str
-    entry: Entry
+    entry: LogEntry
     piece: Slice  # what it lists until then
     off: int
 
@@ -58,7 +58,7 @@ class _Pack:
 
     def __init__(self, segment: OpenSegment) -> None:
         self.segment = segment
-        self.waiting: dict[str, Entry] = {}
+        self.waiting: dict[str, LogEntry] = {}
         self.keys: list[str] = []  # of those that are published
         self.closed = False
 
@@ -69,13 +69,13 @@ class StagedPacker:
     def __init__(
         self,
         meta: Meta,
-        data: DataSide,
+        data: DataServices,
         files: OpenFiles,
         store: StagedStore,
         inner: Store,
         objects: StagedObjects,
         runtime: Runtime,
-        memory: MemCache,
+        memory: BlockCache,
         below: int,
     ) -> None:
         """Files of at most `below` bytes are small; most are in `memory` still."""
@@ -90,7 +90,7 @@ class StagedPacker:
         self._below = min(below, data.blocks.block_bytes // MEMBERS_MIN)
         self._lock = runtime.lock()
         self._reaping = runtime.lock()
-        self._entries: dict[str, Entry] = {}  # by object; guarded by _lock, as below
+        self._entries: dict[str, LogEntry] = {}  # by object; guarded by _lock, as below
         self._packs: dict[int, _Pack] = {}  # of which not all is published
         self._finished: list[_Pack] = []
         self.on_finished: Callable[[], object] = bool  # there is something to reap
@@ -99,7 +99,7 @@ class StagedPacker:
 
     # --- what StagedStore and StagedObjects say and ask ------------------------------------------
 
-    def held(self, entry: Entry) -> None:
+    def held(self, entry: LogEntry) -> None:
         """An entry waits; if it makes a file a small one, that can be packed."""
         if entry.name == "write" and len(entry.needs) == 1 and len(entry.args[1]) == 1:
             ((index, piece),) = entry.args[1]
@@ -109,13 +109,13 @@ class StagedPacker:
                     self._entries[entry.needs[0].key] = entry
 
     def weigh(self, key: str) -> int:
-        """See `Company`."""
+        """See `Coalescer`."""
         name = parse_key(key)
         small = name is not None and name.block == 0 and name.length <= self._below
         return name.length if name is not None and small else 0
 
     def pack(self, keys: Sequence[str]) -> Collection[str]:
-        """See `Company`."""
+        """See `Coalescer`."""
         with self._lock:
             known = [(key, self._entries[key]) for key in keys if key in self._entries]
         if len(known) < MEMBERS_MIN:
@@ -126,7 +126,9 @@ class StagedPacker:
         finally:
             self._memory.pass_by(block)
 
-    def _pack_into(self, block: memoryview, known: Sequence[tuple[str, Entry]]) -> Collection[str]:
+    def _pack_into(
+        self, block: memoryview, known: Sequence[tuple[str, LogEntry]]
+    ) -> Collection[str]:
         """As `pack`, of objects that entries name."""
         found: list[_Member] = []
         off = 0
@@ -138,7 +140,7 @@ class StagedPacker:
         return () if len(found) < MEMBERS_MIN else self._pack(found, block[:off])
 
     def make_room(self) -> None:
-        """See `Company`."""
+        """See `Coalescer`."""
         self._objects.hurry()
         self.reap()
 
@@ -196,7 +198,7 @@ class StagedPacker:
         except (OSError, StoreError):
             pass  # gc will: nothing refers to it
 
-    def _show(self, entry: Entry, before: bytes) -> None:
+    def _show(self, entry: LogEntry, before: bytes) -> None:
         """Let this mount read where the bytes are now; the chunk has listed `before` for them."""
         cache = self._meta.cache
         ino = Ino(entry.args[0])
@@ -212,7 +214,7 @@ class StagedPacker:
 
     # --- what the publisher says and asks --------------------------------------------------------
 
-    def last_ones(self, run: Sequence[Entry]) -> list[bool]:
+    def last_ones(self, run: Sequence[LogEntry]) -> list[bool]:
         """Of entries that are published in this order: behind whom will nobody come to list the
         segment that he moved to?"""
         segments = [None if each.moved is None else each.moved.segment.id for each in run]
@@ -225,7 +227,7 @@ class StagedPacker:
             lasts.append(segment is not None and not left[segment])
         return lasts
 
-    def published(self, entry: Entry, as_meant: bool) -> None:
+    def published(self, entry: LogEntry, as_meant: bool) -> None:
         """An entry is dealt with."""
         for need in entry.needs:
             with self._lock:
@@ -250,7 +252,7 @@ class StagedPacker:
             self._finished += packs
         self.on_finished()
 
-    def voided(self, entry: Entry) -> None:
+    def voided(self, entry: LogEntry) -> None:
         """Others have ended the session that an entry's segment was opened in.
 
         All that should have joined it is stored anew.
@@ -305,5 +307,5 @@ class StagedPacker:
         return {"staging_packed_total": self.packed, "staging_segments_total": self.segments}
 
 
-def _conforms(packer: StagedPacker) -> Company:
+def _conforms(packer: StagedPacker) -> Coalescer:
     return packer

@@ -24,12 +24,12 @@ from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.schema import keys
 from fsmeta.store.contract import Store
-from fsmeta.txn.batch import Together
+from fsmeta.txn.batch import BatchTxn
 from fsmeta.txn.retry import Transactor
 from fsmeta.txn.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from fsmeta.writeback import replay
-from fsmeta.writeback.log_entry import Entry, Rules, slices_of
+from fsmeta.writeback.log_entry import LogEntry, Rules, slices_of
 from fsmeta.writeback.staged_store import StagedStore
 
 log = logging.getLogger(__name__)
@@ -78,9 +78,9 @@ class Publisher:
         self.published = 0
         self.conflicts = 0
         # told of entries that are dealt with, and whether as they were meant
-        self.on_published: Callable[[Sequence[tuple[Entry, bool]]], object] = bool
-        self.last_ones: Callable[[Sequence[Entry]], list[bool]] = _none_of  # in their segments
-        self.on_voided: Callable[[Entry], None]  # told of those whose segment is ours no more
+        self.on_published: Callable[[Sequence[tuple[LogEntry, bool]]], object] = bool
+        self.last_ones: Callable[[Sequence[LogEntry]], list[bool]] = _none_of  # in their segments
+        self.on_voided: Callable[[LogEntry], None]  # told of those whose segment is ours no more
 
     def start(self) -> None:
         """Begin to publish."""
@@ -118,23 +118,23 @@ class Publisher:
                 self.on_published(outcomes)
                 break
 
-    def _is_ready(self, entry: Entry) -> bool:
+    def _is_ready(self, entry: LogEntry) -> bool:
         return all(self._objects.is_stored(need.key) for need in entry.needs)
 
-    def _wait(self, entry: Entry, error: Exception, pause: float) -> None:
+    def _wait(self, entry: LogEntry, error: Exception, pause: float) -> None:
         if not self._away:
             self._away = True
             log.warning("%s waits to be published: %s", entry, error)
         self._ended.wait(pause)
 
-    def _do(self, verb: Callable[[Txn], T], *entries: Entry) -> T:
+    def _do(self, verb: Callable[[Txn], T], *entries: LogEntry) -> T:
         """Run a verb in the name of our session; of entries, only if gc has not come before."""
         ids = [number for each in entries for number, _ in slices_of(each.name, each.verb_args)]
         self._run.fence = self._meta.sessions.fence_for(ids)
         self._run.edition = self._meta.transactor.edition
         return self._run.run(verb)
 
-    def _publish_run(self, run: Sequence[Entry]) -> list[tuple[Entry, bool]]:
+    def _publish_run(self, run: Sequence[LogEntry]) -> list[tuple[LogEntry, bool]]:
         """`_publish` the first entry, with as many of those behind it as go into its commit.
 
         None of them where the first is to be moved anew.
@@ -149,7 +149,7 @@ class Publisher:
         as_meant = self._publish(run[0])
         return [] if as_meant is None else [(run[0], as_meant)]
 
-    def _is_plain(self, entry: Entry) -> bool:
+    def _is_plain(self, entry: LogEntry) -> bool:
         """Whether nothing speaks against publishing an entry, as far as we know."""
         if entry.sequence in self.left_out or any(
             self._given_up.get(d, 0) >= entry.sequence for d in entry.domains
@@ -157,11 +157,11 @@ class Publisher:
             return False
         return not any(self._objects.is_lost(need.key) for need in entry.needs)
 
-    def _publish_together(self, entries: Sequence[Entry]) -> list[tuple[Entry, bool]]:
+    def _publish_together(self, entries: Sequence[LogEntry]) -> list[tuple[LogEntry, bool]]:
         """Raises: as `_publish`, and OSError, Voided where one of them can't be published."""
         verb = partial(
             replay.publish_run,
-            together=lambda txn: Together(txn, self._run.store, self._run.cache),
+            together=lambda txn: BatchTxn(txn, self._run.store, self._run.cache),
             journal=self._journal,
             entries=entries,
             lasts=self.last_ones(entries),
@@ -172,7 +172,7 @@ class Publisher:
         answers = zip(entries, done, strict=False)
         return [(entry, answer or entry.moved is None) for entry, answer in answers]
 
-    def _publish(self, entry: Entry) -> bool | None:
+    def _publish(self, entry: LogEntry) -> bool | None:
         """Have an entry in the store; whether it is what the program meant and we show.
 
         None where it was moved to a segment that is ours no more: then it is to be moved anew.
@@ -203,7 +203,7 @@ class Publisher:
             self._give_up(entry, str(error))
             return self._publish(entry)
 
-    def _is_given_up(self, entry: Entry) -> bool:
+    def _is_given_up(self, entry: LogEntry) -> bool:
         """Whether an entry is not to be seen, because blocks of it or before it are lost."""
         lost = [need.key for need in entry.needs if self._objects.is_lost(need.key)]
         if lost:
@@ -211,7 +211,7 @@ class Publisher:
             self._objects.forget_lost(lost)
         return any(self._given_up.get(d, 0) >= entry.sequence for d in entry.domains)
 
-    def _give_up(self, entry: Entry, why: str) -> None:
+    def _give_up(self, entry: LogEntry, why: str) -> None:
         """Leave out an entry whose blocks are not there, and what came after it in its domain."""
         upto = self._store.refuse(entry.domains)
         log.error(
@@ -222,7 +222,7 @@ class Publisher:
         )
         self._given_up.update(dict.fromkeys(entry.domains, upto))
 
-    def _resolve(self, entry: Entry, error: OSError) -> None:
+    def _resolve(self, entry: LogEntry, error: OSError) -> None:
         """Others were faster: what they did stands. Raises: StoreError, OSError."""
         self.conflicts += 1
         if replay.keeps_data(entry) and self._rescue(entry, error):
@@ -232,7 +232,7 @@ class Publisher:
         level = logging.INFO if gone else logging.WARNING
         log.log(level, "%s is left out, others were faster: %s", entry, error.strerror)
 
-    def _rescue(self, entry: Entry, why: OSError) -> bool:
+    def _rescue(self, entry: LogEntry, why: OSError) -> bool:
         """Have a file in /lost+found; False where its inode is there already, or its name is.
 
         Raises: StoreError, OSError.
@@ -284,6 +284,6 @@ class Publisher:
         self._run.edition = self._meta.transactor.edition
 
 
-def _none_of(run: Sequence[Entry]) -> list[bool]:
+def _none_of(run: Sequence[LogEntry]) -> list[bool]:
     """Nobody packs."""
     return [False] * len(run)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 from fsdata.staging import journal as staging_log
 from fsdata.staging.data_segments import Spot
 from fsdata.staging.disk import StagingDisk
-from fsdata.staging.journal import Found
+from fsdata.staging.journal import FoundRecord
 from fsdata.staging.staged_objects import StagedObjects
 from fsmeta.errors import Unavailable
 from fsmeta.ops.sessions import ids
@@ -27,7 +27,7 @@ from fsmeta.store.contract import Store
 from fsmeta.store.rollback import STEADY
 from fsmeta.txn.retry import Transactor
 from fsmeta.txn.row_cache import RowCache
-from fsmeta.writeback.log_entry import EVERY, After, Entry, Need, slices_of, unpack
+from fsmeta.writeback.log_entry import EVERY, After, LogEntry, Need, slices_of, unpack
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ class Left(NamedTuple):
     """A journal, and the changes in it that nobody has published."""
 
     journal: int
-    found: Found | None  # None where it is a new one
+    found: FoundRecord | None  # None where it is a new one
     last: int  # the last sequence that may have been used
-    waiting: list[Entry]
+    waiting: list[LogEntry]
 
 
 class Recovery:
@@ -98,7 +98,7 @@ class Recovery:
             if is_mark(field)
         }
 
-    def _keep_numbers(self, entries: Sequence[Entry]) -> None:
+    def _keep_numbers(self, entries: Sequence[LogEntry]) -> None:
         """No inode and no slice that the journal names is made anew. Raises: StoreError."""
         ino = max((0, *(ino for each in entries for ino in each.inos)))
         named = (number for each in entries for number, _ in slices_of(each.name, each.args))
@@ -123,7 +123,7 @@ class Recovery:
             name,
         )
 
-    def take_up(self, waiting: Sequence[Entry]) -> set[int]:
+    def take_up(self, waiting: Sequence[LogEntry]) -> set[int]:
         """Go on with their blocks; entries that rely on what did not survive, and those behind
         them.
 
@@ -158,7 +158,7 @@ class Recovery:
             lost.add(entry.sequence)
         return lost
 
-    def _without_cause(self, waiting: Sequence[Entry]) -> set[int]:
+    def _without_cause(self, waiting: Sequence[LogEntry]) -> set[int]:
         """Entries behind a commit that the store has lost with the power. Raises: StoreError.
 
         What an earlier process has synced is not among them: the store is synced before the log.

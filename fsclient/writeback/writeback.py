@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from fsclient.files.data_services import DataSide
+from fsclient.files.data_services import DataServices
 from fsclient.files.open_files import OpenFiles
 from fsclient.files.slice_committer import ignore_slices
 from fsclient.writeback.journal_dir import take_slot
@@ -25,21 +25,21 @@ from fsclient.writeback.recovery import Left, Recovery
 from fsdata.format.geometry import block_count, block_length
 from fsdata.format.object_keys import object_key
 from fsdata.objects.contract import ObjectStore
-from fsdata.resources.block_cache import MemCache
-from fsdata.staging.data_segments import StagingData
+from fsdata.resources.block_cache import BlockCache
+from fsdata.staging.data_segments import DataSegments
 from fsdata.staging.disk import DirectoryDisk, StagingDisk
-from fsdata.staging.journal import StagingLog
+from fsdata.staging.journal import Journal
 from fsdata.staging.staged_objects import STAGING_BYTES, StagedObjects
 from fsmeta.errors import StoreError
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
-from fsmeta.schema.journal import Holder
+from fsmeta.schema.journal import JournalHolder
 from fsmeta.store.contract import Store
 from fsmeta.txn.retry import Transactor
 from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId
 from fsmeta.writeback import replay
-from fsmeta.writeback.log_entry import VERBS, Entry, Need, Rules
+from fsmeta.writeback.log_entry import VERBS, LogEntry, Need, Rules
 from fsmeta.writeback.publish_queue import Goal
 from fsmeta.writeback.published_view import Published
 from fsmeta.writeback.staged_store import StagedStore
@@ -94,7 +94,7 @@ class WriteBack:
         self._store = store
         self._inner = inner
         self._options = options
-        self._data = StagingData(runtime, disk)
+        self._data = DataSegments(runtime, disk)
         self.objects = StagedObjects(runtime, objects, self._data, options.limit_bytes, streams)
         self.objects.sync_waits = store.sync_waits = options.fsync_waits
         self._recovery = Recovery(runtime, disk, inner, self.objects)
@@ -107,7 +107,7 @@ class WriteBack:
         self._block_bytes = 0
         self._meta: Meta
         self._journal: int
-        self._log: StagingLog
+        self._log: Journal
         self._publisher: Publisher
         self._published: Published
         self._started = False
@@ -116,7 +116,7 @@ class WriteBack:
         self.packer: StagedPacker | None = None
 
     def pack(
-        self, meta: Meta, data: DataSide, files: OpenFiles, memory: MemCache, below: int
+        self, meta: Meta, data: DataServices, files: OpenFiles, memory: BlockCache, below: int
     ) -> None:
         """Files of at most `below` bytes are to go to the store together; before `recover`."""
         store, inner, objects = self._store, self._inner, self.objects
@@ -138,7 +138,7 @@ class WriteBack:
         self._block_bytes = meta.format.block_bytes
         self._published = Published(meta, self._inner, self._store, self._runtime)
         self._left = left = self._recovery.read(meta.format.uuid)
-        self._log = StagingLog(self._runtime, self._disk, meta.format.uuid, left.journal)
+        self._log = Journal(self._runtime, self._disk, meta.format.uuid, left.journal)
         self._journal = left.journal
         self._publisher = Publisher(
             meta, self._store, self._inner, self.objects, self._runtime, left.journal
@@ -179,7 +179,7 @@ class WriteBack:
                 self.place,
             )
 
-    def _replay(self, meta: Meta, entry: Entry) -> None:
+    def _replay(self, meta: Meta, entry: LogEntry) -> None:
         """Show this mount what an entry leads to, and queue it."""
         verb = VERBS[entry.name]
         env = entry.env(Rules.of(meta.format))
@@ -202,7 +202,7 @@ class WriteBack:
         session = self._meta.session
         assert session is not None, "call it between start and stop"
         place = os.fsencode(self.place).decode(errors="replace")  # for people
-        holder = Holder(session.id, host, place)
+        holder = JournalHolder(session.id, host, place)
         # of its own, because the publisher may be busy in the name of a session that has ended
         run = Transactor(self._inner, self._runtime, RowCache(self._runtime))
         run.run(partial(replay.announce, journal=self._journal, holder=holder))
@@ -339,7 +339,7 @@ class WriteBack:
         if self.packer is not None:
             self.packer.reap()
 
-    def _after_publication(self, outcomes: Sequence[tuple[Entry, bool]]) -> None:
+    def _after_publication(self, outcomes: Sequence[tuple[LogEntry, bool]]) -> None:
         """Remove files of the log that only hold what the store has."""
         self.on_published()
         for entry, as_meant in outcomes:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fsdata.blocks.cache_contract import Copies
 from fsdata.blocks.fetch_block import WHOLE_BYTES, BlockFetch
-from fsdata.blocks.fetch_range import Ranges, Usual, Wanted
-from fsdata.blocks.single_flight import Flight, join
+from fsdata.blocks.fetch_range import RangeRequest, Ranges, Usual
+from fsdata.blocks.single_flight import SingleFlight, join
 from fsdata.format.block_v1 import Codec, Opener, decode, encode
 from fsdata.format.geometry import block_count, block_length
 from fsdata.format.object_keys import object_key
 from fsdata.objects.contract import ObjectStore
-from fsdata.resources.block_cache import Block, BlockKey, MemCache
+from fsdata.resources.block_cache import Block, BlockCache, BlockKey
 from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.types import BLOCK_BYTES_MAX, FRAME_BYTES, SliceId
@@ -57,7 +57,7 @@ class BlockStore:
         self,
         runtime: Runtime,
         objects: ObjectStore,
-        cache: MemCache,
+        cache: BlockCache,
         codec: Codec = Codec.NONE,
         block_bytes: int = BLOCK_BYTES_MAX,
         sealer: Sealer | None = None,
@@ -80,7 +80,7 @@ class BlockStore:
         self.let_through: Callable[[str], None] = _nobody  # told of objects that must not be staged
         self.on_range: Callable[[SliceId, int, int], None] = _ignore_range  # id, size, block
         self._lock = runtime.lock()
-        self._flights: dict[BlockKey, Flight] = {}  # guarded by _lock, as all below
+        self._flights: dict[BlockKey, SingleFlight] = {}  # guarded by _lock, as all below
         self._fetched: OrderedDict[BlockKey, None] = OrderedDict()  # see `read_packed`
         self._damaged = self._missing = self._whole = self._repeated = 0
         usual = Usual(frame_bytes())
@@ -222,7 +222,7 @@ class BlockStore:
         with self._lock:
             if key in self._flights or not wanted():
                 return
-            flight = self._flights[key] = Flight()
+            flight = self._flights[key] = SingleFlight()
         self._fly(flight, key, length, keep=True)
 
     def bring(self, slice_id: SliceId, size: int, block: int) -> bool:
@@ -252,7 +252,7 @@ class BlockStore:
         with self._lock:
             if key in self._flights:
                 return
-            flight = self._flights[key] = Flight(aside=True)
+            flight = self._flights[key] = SingleFlight(aside=True)
         self._fly(flight, key, block_length(size, block, self.block_bytes), keep)
 
     def fetch_part(
@@ -281,12 +281,12 @@ class BlockStore:
             flight = self._flights.get(key)
             mine = flight is None
             if flight is None:
-                flight = self._flights[key] = Flight()
+                flight = self._flights[key] = SingleFlight()
             elif flight.landed is None:
                 flight.landed = self._runtime.event()
         return self._fly(flight, key, length, keep) if mine else join(flight)
 
-    def _fly(self, flight: Flight, key: BlockKey, length: int, keep: bool) -> memoryview:
+    def _fly(self, flight: SingleFlight, key: BlockKey, length: int, keep: bool) -> memoryview:
         """Fetch a block, for this thread and whoever joins."""
         try:
             if self._cache.has(key):  # another flight landed after the caller had looked
@@ -341,14 +341,14 @@ class BlockStore:
         """
         if self._copies is None:
             return None
-        wanted = Wanted(object_key(*key, length), key, length, begin, end, end)
+        wanted = RangeRequest(object_key(*key, length), key, length, begin, end, end)
         return self._ranges.fetch_here(wanted, self.opener(*key), self._copies)
 
     def _part(
         self, name: str, key: BlockKey, length: int, begin: int, end: int, more: int = 0
     ) -> memoryview | None:
         """A verified range from the store; None where it can't be had by itself."""
-        wanted = Wanted(name, key, length, begin, end, min(length, end + more))
+        wanted = RangeRequest(name, key, length, begin, end, min(length, end + more))
         return self._judged(name, key, partial(self._ranges.fetch, wanted, self.opener(*key)))
 
     def _keeps(self, name: str) -> bool:

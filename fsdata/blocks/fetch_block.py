@@ -18,7 +18,7 @@ from fsdata.format.block_v1 import (
     parse_head,
 )
 from fsdata.objects.contract import ObjectStore
-from fsdata.resources.block_cache import Block, MemCache
+from fsdata.resources.block_cache import Block, BlockCache
 from fsmeta.errors import ObjectDamaged
 from fsmeta.types import FRAME_BYTES_MIN
 
@@ -31,7 +31,7 @@ class BlockFetch:
     def __init__(
         self,
         objects: ObjectStore,
-        cache: MemCache,
+        cache: BlockCache,
         block_bytes: int,
         plain: bool,
         fills: bool,

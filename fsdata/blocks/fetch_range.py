@@ -28,7 +28,7 @@ from fsdata.format.block_v1 import (
 )
 from fsdata.format.block_v2 import UNIT_BYTES, units_front_bytes
 from fsdata.objects.contract import ObjectStore
-from fsdata.resources.block_cache import BlockKey, MemCache
+from fsdata.resources.block_cache import BlockCache, BlockKey
 from fsmeta.errors import ObjectDamaged
 from fsmeta.runtime import Runtime
 
@@ -40,7 +40,7 @@ _Piece: TypeAlias = tuple[int, bytes]
 """Where in the object bytes begin, and the bytes."""
 
 
-class Wanted(NamedTuple):
+class RangeRequest(NamedTuple):
     """Bytes `begin..end` of a block of `length` bytes, in the object `name`.
 
     What is fetched reaches to `upto`, as the next ones are wanted soon.
@@ -89,7 +89,7 @@ class Ranges:
         self,
         runtime: Runtime,
         objects: ObjectStore,
-        cache: MemCache,
+        cache: BlockCache,
         as_is: bool,
         sealed: bool,
         alone: bool,
@@ -121,7 +121,7 @@ class Ranges:
         with self._lock:
             self._drop(key)
 
-    def fetch(self, wanted: Wanted, opener: Opener | None) -> memoryview | None:
+    def fetch(self, wanted: RangeRequest, opener: Opener | None) -> memoryview | None:
         """A verified range; None where it can't be had by itself. Raises: ObjectDamaged."""
         name, key, _, begin, _, upto = wanted
         with self._lock:
@@ -146,7 +146,7 @@ class Ranges:
         return self._cut(wanted, known, first, verified)
 
     def fetch_here(
-        self, wanted: Wanted, opener: Opener | None, copies: Copies
+        self, wanted: RangeRequest, opener: Opener | None, copies: Copies
     ) -> memoryview | None:
         """A verified range that a cache disk has at hand; None where it has not, or not right."""
         name, key, length, begin, end, _ = wanted
@@ -170,7 +170,9 @@ class Ranges:
         except ObjectDamaged:
             return None
 
-    def _cut(self, wanted: Wanted, known: _Known, first: int, verified: memoryview) -> memoryview:
+    def _cut(
+        self, wanted: RangeRequest, known: _Known, first: int, verified: memoryview
+    ) -> memoryview:
         """What was asked for; the rest is kept for who goes through it in pages, or is expected to.
 
         Where a disk has it that shows in the second page: to keep what nobody wants costs more
@@ -189,7 +191,7 @@ class Ranges:
             return head_bytes(length, self._usual.frame_bytes) + upto
         return units_front_bytes(length, upto)
 
-    def _front(self, wanted: Wanted) -> Sequence[_Piece]:
+    def _front(self, wanted: RangeRequest) -> Sequence[_Piece]:
         """The head of an object, and what is wanted of it, as far as its place can be told."""
         name, _, length, begin, _, upto = wanted
         frame_bytes = self._usual.frame_bytes if self._as_is and not self._sealed else UNIT_BYTES
@@ -201,7 +203,7 @@ class Ranges:
         found = self._objects.get_ranges(name, ((0, head), (at, stop)))
         return tuple(zip((0, at), found, strict=True))
 
-    def _learn(self, wanted: Wanted, front: bytes) -> _Known:
+    def _learn(self, wanted: RangeRequest, front: bytes) -> _Known:
         """Remember the head that `front` begins with. Raises: ObjectDamaged."""
         need = head_need(front)
         if len(front) < need:  # stored when the volume was another kind

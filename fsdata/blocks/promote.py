@@ -18,7 +18,7 @@ from typing import Final
 from fsdata.blocks.blocks import BlockStore
 from fsdata.format.geometry import block_length
 from fsdata.resources.block_cache import BlockKey
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.memory_budget import MemoryBudget
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
@@ -38,7 +38,7 @@ class WholeBlocks:
         self,
         runtime: Runtime,
         blocks: BlockStore,
-        budget: Budget,
+        budget: MemoryBudget,
         threads: int,
         throttled: Callable[[], int],
     ) -> None:

@@ -6,7 +6,7 @@ from fsmeta.errors import StoreError
 from fsmeta.runtime import Event
 
 
-class Flight:
+class SingleFlight:
     """A fetch under way. `landed` exists only once somebody waits for it."""
 
     __slots__ = ("aside", "error", "landed", "result")
@@ -18,7 +18,7 @@ class Flight:
         self.error: OSError | StoreError | None = None
 
 
-def join(flight: Flight) -> memoryview:
+def join(flight: SingleFlight) -> memoryview:
     """What another thread's fetch brings. Raises: what it does."""
     assert flight.landed is not None, "made before the lock was released"
     flight.landed.wait()

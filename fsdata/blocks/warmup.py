@@ -20,8 +20,8 @@ from fsdata.disk_cache.cache import Copy, DiskCache, Fill
 from fsdata.format.block_v1 import check_object
 from fsdata.format.geometry import block_length
 from fsdata.format.object_keys import object_key
-from fsdata.resources.block_cache import MemCache
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.block_cache import BlockCache
+from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.errors import ObjectDamaged, StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.types import SliceId
@@ -30,7 +30,7 @@ SHARE: Final = 8  # of the memory cap; read-ahead of programs has as much, and t
 WAIT_S: Final = 1.0  # for memory: a thread that serves is taken for so long
 
 
-class Wanted(NamedTuple):
+class WarmupRequest(NamedTuple):
     """A block of a slice of `size` bytes."""
 
     slice_id: SliceId
@@ -52,9 +52,9 @@ class Warming:
         self,
         runtime: Runtime,
         blocks: BlockStore,
-        memory: MemCache,
+        memory: BlockCache,
         disks: DiskCache | None,
-        budget: Budget,
+        budget: MemoryBudget,
     ) -> None:
         self._clock = runtime.monotonic
         self._blocks = blocks
@@ -77,12 +77,12 @@ class Warming:
                 "warmup_now_bytes": self._flying,
             }
 
-    def where(self, wanted: Wanted) -> Where:
+    def where(self, wanted: WarmupRequest) -> Where:
         """Where a block is now; nothing is fetched, and nothing counts as used."""
         copy = self._disks.copy_of(self._key(wanted)) if self._disks else None
         return Where(self._memory.has((wanted.slice_id, wanted.block)), copy)
 
-    def to_disk(self, wanted: Wanted) -> Fill:
+    def to_disk(self, wanted: WarmupRequest) -> Fill:
         """Have a block on its cache disk. Raises: ObjectMissing, ObjectDamaged, Unavailable."""
         disks = self._disks
         if disks is None:
@@ -102,7 +102,7 @@ class Warming:
 
         return self._fly(key, length, lambda: self._blocks.counted(key, bring))
 
-    def to_memory(self, wanted: Wanted) -> Fill:
+    def to_memory(self, wanted: WarmupRequest) -> Fill:
         """Have a block in the memory cache. Raises: as `to_disk`."""
         if self._memory.has((wanted.slice_id, wanted.block)):
             return Fill.THERE
@@ -112,17 +112,17 @@ class Warming:
 
         return self._fly(self._key(wanted), self._length(wanted), bring)
 
-    def evict(self, wanted: Wanted) -> int:
+    def evict(self, wanted: WarmupRequest) -> int:
         """Remove every copy of a block; how many bytes were on disks and in memory."""
         key = (wanted.slice_id, wanted.block)
         had = self._length(wanted) if self._memory.has(key) else 0
         self._memory.drop(key)
         return had + (self._disks.evict(self._key(wanted)) if self._disks else 0)
 
-    def _length(self, wanted: Wanted) -> int:
+    def _length(self, wanted: WarmupRequest) -> int:
         return block_length(wanted.size, wanted.block, self._blocks.block_bytes)
 
-    def _key(self, wanted: Wanted) -> str:
+    def _key(self, wanted: WarmupRequest) -> str:
         return object_key(wanted.slice_id, wanted.block, self._length(wanted))
 
     def _fly(self, key: str, length: int, bring: Callable[[], Fill]) -> Fill:

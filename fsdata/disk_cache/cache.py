@@ -22,12 +22,12 @@ from crc32c import crc32c
 from fsdata.disk_cache import usage
 from fsdata.disk_cache.disk import Disk
 from fsdata.disk_cache.format import KEY_BYTES_MAX, RANGES_BASE
-from fsdata.disk_cache.health import State
-from fsdata.disk_cache.member import AVERAGE_OF, Member
+from fsdata.disk_cache.health import HealthState
+from fsdata.disk_cache.member import AVERAGE_OF, CacheDir
 from fsdata.disk_cache.partial import Fetches, Near, gather
-from fsdata.disk_cache.write_queue import CopyQueue, Part, Place
+from fsdata.disk_cache.write_queue import CopyQueue, CopyTarget, Part
 from fsdata.objects.contract import Buffer, ObjectInfo, ObjectStore, Range
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.runtime import Runtime
 
 BLOCKS: Final = "chunks/"  # keys that begin so are written once and never changed
@@ -69,7 +69,7 @@ class DiskCache:
         runtime: Runtime,
         objects: ObjectStore,
         disks: Sequence[Disk],
-        budget: Budget,
+        budget: MemoryBudget,
         policy: CachePolicy | None = None,
         writers: int = WRITERS,
     ) -> None:
@@ -79,7 +79,7 @@ class DiskCache:
         self._policy = policy or CachePolicy()
         self._store_s = 0.0  # of requests to the store; threads may miss each other's
         self.members = [
-            Member(runtime, disk, number, writers, lambda: self._store_s)
+            CacheDir(runtime, disk, number, writers, lambda: self._store_s)
             for number, disk in enumerate(disks)
         ]
         self._fetches = Fetches(runtime)
@@ -87,7 +87,7 @@ class DiskCache:
         self._lock = runtime.lock()
         self._hits = self._misses = self._hit_bytes = self._bad = 0  # guarded by _lock
         self._suspects: dict[str, tuple[int, bool]] = {}  # guarded by _lock: how often, and why
-        self._order: list[tuple[Member, ...]] = []  # replaced whole
+        self._order: list[tuple[CacheDir, ...]] = []  # replaced whole
         self._arrange()
 
     def start(self) -> None:
@@ -104,14 +104,14 @@ class DiskCache:
             for shard in shards
         ]
 
-    def _place(self, key: str) -> Place | None:
+    def _place(self, key: str) -> CopyTarget | None:
         """Where copies of an object are: on the first disk in its order that is usable."""
         if not key.startswith(BLOCKS) or key in self._suspects:
             return None
         name, shard = _named(key)
         for member in self._order[shard]:
             if member.is_usable():
-                return Place(member, name, shard)
+                return CopyTarget(member, name, shard)
         return None
 
     # --- the object store ------------------------------------------------------------------------
@@ -144,10 +144,10 @@ class DiskCache:
             nears.append(self._near(place, begin, end) if data is None else Near([data], [], 0, 0))
         return self._completed(key, place, nears)
 
-    def _near(self, place: Place, begin: int, end: int) -> Near:
+    def _near(self, place: CopyTarget, begin: int, end: int) -> Near:
         return gather(place, self._queue.parts(place.name), begin, end)
 
-    def _completed(self, key: str, place: Place, nears: Sequence[Near]) -> list[bytes]:
+    def _completed(self, key: str, place: CopyTarget, nears: Sequence[Near]) -> list[bytes]:
         """Ranges of which something is here, with what is not: that is fetched at once."""
         missing = tuple((near.begin, near.end) for near in nears if near.begin < near.end)
         brought: list[bytes] = []
@@ -164,7 +164,7 @@ class DiskCache:
                 self._count_hit(len(out[-1]))
         return out
 
-    def _ask(self, key: str, place: Place, missing: Sequence[Range]) -> list[bytes]:
+    def _ask(self, key: str, place: CopyTarget, missing: Sequence[Range]) -> list[bytes]:
         """Ranges from the store, of which copies will be written."""
         if len(missing) == 1:
             brought = [self._timed(partial(self._objects.get, key, *missing[0]))]
@@ -363,7 +363,9 @@ class DiskCache:
             "disk_cache_evictions_total": sum(each.disk.evicted for each in members),
             "disk_cache_errors_total": sum(each.health.errors for each in members),
             "disk_cache_disks": len(members),
-            "disk_cache_disks_aside": sum(each.health.state is State.ASIDE for each in members),
+            "disk_cache_disks_aside": sum(
+                each.health.state is HealthState.ASIDE for each in members
+            ),
         }
 
 

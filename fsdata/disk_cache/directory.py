@@ -24,7 +24,7 @@ ID_BYTES: Final = 16
 TMP_AGE_NS: Final = 600 * 10**9  # no write takes ten minutes on a disk that is any good
 
 
-class Place:
+class CacheLocation:
     """One volume's part of one directory."""
 
     def __init__(self, runtime: Runtime, files: CacheFiles, root: str, volume: str) -> None:

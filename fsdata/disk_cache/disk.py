@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fsdata.disk_cache import usage
-from fsdata.disk_cache.directory import Place
+from fsdata.disk_cache.directory import CacheLocation
 from fsdata.disk_cache.file_io import CacheFile, CacheFiles, Listed
 from fsdata.disk_cache.format import (
     EXTENTS_MAX,
@@ -58,14 +58,14 @@ class DiskLimits(NamedTuple):
     open_files: int = OPEN_MAX  # kept open
 
 
-class Holding(NamedTuple):
+class DiskUsage(NamedTuple):
     """What is here of an object."""
 
     whole: bool
     bytes: int
 
 
-class Opened(NamedTuple):
+class OpenedCopy(NamedTuple):
     """A cache file that is open, and what its head says."""
 
     file: CacheFile
@@ -82,7 +82,7 @@ class Disk:
     def __init__(
         self, runtime: Runtime, files: CacheFiles, root: str, volume: str, limits: DiskLimits
     ) -> None:
-        self.place = Place(runtime, files, root, volume)
+        self.place = CacheLocation(runtime, files, root, volume)
         self.limits = limits
         self.evicted = 0
         self.full = False  # the last addition found no room
@@ -92,7 +92,7 @@ class Disk:
         self._cursor = -1  # the shard that was looked through last for room
         self.usage = self.place.usage
         self._lock = runtime.lock()
-        self._open: OrderedDict[str, Opened] = OrderedDict()  # guarded by _lock
+        self._open: OrderedDict[str, OpenedCopy] = OrderedDict()  # guarded by _lock
         self._inflight = 0  # guarded by _lock: bytes being written that `usage` does not know yet
         self._stripes = [runtime.lock() for _ in range(STRIPES)]
 
@@ -154,7 +154,7 @@ class Disk:
         whole = found is not None and found.extents is None
         return found is not None and whole and found.file.in_memory(found.base, found.size)
 
-    def _is_still(self, found: Opened, name: str) -> bool:
+    def _is_still(self, found: OpenedCopy, name: str) -> bool:
         """Whether what was read is what the head says: asked afterwards, so nothing comes between.
 
         Objects have checksums and no names: only this tells one from another.
@@ -172,7 +172,7 @@ class Disk:
         found = self._reopen(name, shard)
         return () if found is None else found.extents or ()
 
-    def holding(self, name: str, shard: int, use: bool) -> Holding:
+    def holding(self, name: str, shard: int, use: bool) -> DiskUsage:
         """What is here of an object; `use`: it counts as used now. Nothing is kept open.
 
         Raises: OSError, BadFile.
@@ -180,17 +180,17 @@ class Disk:
         try:
             file = self._files.open(self._path(name, shard))
         except FileNotFoundError:
-            return Holding(False, 0)
+            return DiskUsage(False, 0)
         head, _ = read_head(file.read, name.encode())
         if use:
             self._touch(file)
         if head.extents is None:
-            return Holding(True, head.size)
-        return Holding(False, sum(end - begin for begin, end in head.extents))
+            return DiskUsage(True, head.size)
+        return DiskUsage(False, sum(end - begin for begin, end in head.extents))
 
     def _with_range(
-        self, found: Opened, name: str, shard: int, begin: int, end: int | None, quick: bool
-    ) -> Opened | None:
+        self, found: OpenedCopy, name: str, shard: int, begin: int, end: int | None, quick: bool
+    ) -> OpenedCopy | None:
         """A file of ranges that has `begin..end`; others may have added it since it was opened."""
         if end is not None and covers(found.extents or (), begin, end):
             return found
@@ -201,7 +201,7 @@ class Disk:
             return again
         return again if end is not None and covers(again.extents, begin, end) else None
 
-    def _find(self, name: str, shard: int) -> Opened | None:
+    def _find(self, name: str, shard: int) -> OpenedCopy | None:
         """A cache file, opened if need be. Raises: OSError, BadFile."""
         with self._lock:
             found = self._open.get(name)
@@ -215,12 +215,12 @@ class Disk:
             self._keep(name, found._replace(until=now + TOUCH_S))
         return found
 
-    def _reopen(self, name: str, shard: int) -> Opened | None:
+    def _reopen(self, name: str, shard: int) -> OpenedCopy | None:
         """What is there now under this name."""
         self.forget(name)
         return self._open_file(name, shard)
 
-    def _open_file(self, name: str, shard: int) -> Opened | None:
+    def _open_file(self, name: str, shard: int) -> OpenedCopy | None:
         """Raises: OSError, BadFile."""
         try:
             file = self._files.open(self._path(name, shard))
@@ -233,7 +233,7 @@ class Disk:
             return None
         return self._learn(name, file)
 
-    def _learn(self, name: str, file: CacheFile) -> Opened:
+    def _learn(self, name: str, file: CacheFile) -> OpenedCopy:
         """Keep a file open whose head is right. Raises: OSError, BadFile."""
         head, data = read_head(file.read, name.encode())
         age_s = (self._runtime.now_ns() - file.mtime_ns()) / 1e9
@@ -241,7 +241,7 @@ class Disk:
             self._touch(file)
             age_s = 0.0
         until = self._runtime.monotonic() + TOUCH_S - age_s
-        opened = Opened(file, *head, data[: head.base], until)
+        opened = OpenedCopy(file, *head, data[: head.base], until)
         self._keep(name, opened)
         return opened
 
@@ -251,7 +251,7 @@ class Disk:
         except OSError:
             pass  # a disk that is read-only: nothing will be evicted there, either
 
-    def _keep(self, name: str, opened: Opened) -> None:
+    def _keep(self, name: str, opened: OpenedCopy) -> None:
         with self._lock:
             self._open[name] = opened
             self._open.move_to_end(name)
@@ -310,7 +310,7 @@ class Disk:
             finally:
                 self._give_room(used)
 
-    def _found_before(self, name: str, shard: int) -> Opened | None:
+    def _found_before(self, name: str, shard: int) -> OpenedCopy | None:
         """What is there already; a bad file is none. Raises: OSError."""
         try:
             return self._reopen(name, shard)

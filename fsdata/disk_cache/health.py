@@ -27,7 +27,7 @@ PROBES_GOOD = 3  # a loose cable works now and then
 PAUSE_S = 10.0  # how long a full or read-only disk is not written
 
 
-class State(Enum):
+class HealthState(Enum):
     """How far a disk is trusted; the value is the number that `.stats` shows."""
 
     HEALTHY = 0
@@ -42,7 +42,7 @@ class Health:
         self._runtime = runtime
         self._name = name
         self._lock = runtime.lock()
-        self.state = State.HEALTHY  # written under _lock, as are all below
+        self.state = HealthState.HEALTHY  # written under _lock, as are all below
         self.errors = 0  # ever
         self._recent: list[float] = []
         self._good = 0
@@ -52,7 +52,7 @@ class Health:
 
     def usable(self) -> bool:
         """Whether it may be read."""
-        return self.state is not State.ASIDE
+        return self.state is not HealthState.ASIDE
 
     def writable(self) -> bool:
         """Whether it may be written."""
@@ -65,25 +65,25 @@ class Health:
         now = self._runtime.monotonic()
         with self._lock:
             self.errors += 1
-            if self.state is State.ASIDE:
+            if self.state is HealthState.ASIDE:
                 return
             self._recent = [at for at in self._recent if at > now - WINDOW_S] + [now]
             if len(self._recent) >= ERRORS_MAX:
                 self._put_aside(why)
-            elif self.state is State.HEALTHY:
-                self.state = State.SUSPECT
+            elif self.state is HealthState.HEALTHY:
+                self.state = HealthState.SUSPECT
                 log.warning("cache disk %s is suspect: %s", self._name, why)
 
     def lost(self, why: str) -> None:
         """It is not there, or not answering: no use in trying twice."""
         with self._lock:
-            if self.state is not State.ASIDE:
+            if self.state is not HealthState.ASIDE:
                 self.errors += 1
                 self._put_aside(why)
 
     def _put_aside(self, why: str) -> None:
         """The caller holds the lock."""
-        self.state = State.ASIDE
+        self.state = HealthState.ASIDE
         self._good = 0
         self._pause_s = PROBE_S
         self._recent = []
@@ -109,15 +109,17 @@ class Health:
         """Time passes: a suspect that did nothing wrong is healthy."""
         now = self._runtime.monotonic()
         with self._lock:
-            if self.state is State.SUSPECT and all(at < now - WINDOW_S for at in self._recent):
-                self.state = State.HEALTHY
+            if self.state is HealthState.SUSPECT and all(
+                at < now - WINDOW_S for at in self._recent
+            ):
+                self.state = HealthState.HEALTHY
                 self._recent = []
                 log.info("cache disk %s is healthy again", self._name)
 
     def probed(self, good: bool) -> float:
         """The result of a probe of a disk that is aside; seconds until the next one."""
         with self._lock:
-            if self.state is not State.ASIDE:
+            if self.state is not HealthState.ASIDE:
                 return PROBE_S
             if not good:
                 self._good = 0
@@ -125,7 +127,7 @@ class Health:
                 return self._pause_s
             self._good += 1
             if self._good >= PROBES_GOOD:
-                self.state = State.HEALTHY
+                self.state = HealthState.HEALTHY
                 self._paused_until = 0.0
                 self._why_paused = ""
                 log.warning("cache disk %s is used again", self._name)

@@ -17,9 +17,9 @@ from itertools import count
 from typing import Final, TypeVar
 
 from fsdata.disk_cache import usage
-from fsdata.disk_cache.disk import Disk, Holding
+from fsdata.disk_cache.disk import Disk, DiskUsage
 from fsdata.disk_cache.format import BadFile, Extents
-from fsdata.disk_cache.health import Health, State
+from fsdata.disk_cache.health import Health, HealthState
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 
@@ -39,13 +39,13 @@ FIRST_ROUND_S: Final = 10.0  # a mount has more urgent things to do at first
 STEP_S: Final = 0.01  # between two shards: a round leaves disk and processors to others
 CLOSE_S: Final = 5.0  # how long its keeper, and then its writers, may keep a mount from ending
 
-_NOTHING: Final = Holding(False, 0)
+_NOTHING: Final = DiskUsage(False, 0)
 _NOT_WRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _TAKEN_AWAY: Final = (errno.ENOENT, errno.ESTALE)  # NFS forgets open files that others remove
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ESTALE)
 
 
-class Member:
+class CacheDir:
     """A disk, its health, its writers and its keeper."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Member:
         """Which parts of an object are here, of one that is here in parts."""
         return self._tried(name, shard, partial(self.disk.extents, name, shard), ())
 
-    def holding(self, name: str, shard: int, use: bool = False) -> Holding:
+    def holding(self, name: str, shard: int, use: bool = False) -> DiskUsage:
         """As `Disk.holding`; whatever goes wrong is nothing there."""
         return self._tried(name, shard, partial(self.disk.holding, name, shard, use), _NOTHING)
 
@@ -231,7 +231,7 @@ class Member:
         while True:
             before = self.health.state
             pause_s = self._look()
-            if before is State.ASIDE and self.health.usable():
+            if before is HealthState.ASIDE and self.health.usable():
                 next_round = self._runtime.monotonic()
                 self.on_return()
             if self.health.usable() and self._runtime.monotonic() >= next_round:
@@ -251,7 +251,7 @@ class Member:
             try:
                 if not self.disk.place.is_present():
                     self.health.lost("its directory is not there, or another one")
-                elif self.health.state is State.SUSPECT:
+                elif self.health.state is HealthState.SUSPECT:
                     self.disk.place.probe()
             except (OSError, BadFile) as error:
                 self._probe_failed(error)

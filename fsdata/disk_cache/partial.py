@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from fsdata.disk_cache.format import Extents
-from fsdata.disk_cache.write_queue import Part, Place
+from fsdata.disk_cache.write_queue import CopyTarget, Part
 from fsdata.objects.contract import Range
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Event, Runtime
@@ -29,7 +29,7 @@ class Near(NamedTuple):
     end: int
 
 
-def gather(place: Place, waiting: Sequence[Part], begin: int, end: int) -> Near:
+def gather(place: CopyTarget, waiting: Sequence[Part], begin: int, end: int) -> Near:
     """What is here of `begin..end` of an object: on its disk, or among those waiting for it."""
     extents = place.member.extents(place.name, place.shard)
     front: list[bytes] = []
@@ -44,7 +44,7 @@ def gather(place: Place, waiting: Sequence[Part], begin: int, end: int) -> Near:
 
 
 def _from(
-    place: Place, waiting: Sequence[Part], extents: Extents, begin: int, end: int
+    place: CopyTarget, waiting: Sequence[Part], extents: Extents, begin: int, end: int
 ) -> bytes | None:
     """Bytes from `begin` on."""
     for part in waiting:
@@ -57,7 +57,7 @@ def _from(
 
 
 def _up_to(
-    place: Place, waiting: Sequence[Part], extents: Extents, begin: int, end: int
+    place: CopyTarget, waiting: Sequence[Part], extents: Extents, begin: int, end: int
 ) -> bytes | None:
     """Bytes that end at `end`."""
     for part in waiting:

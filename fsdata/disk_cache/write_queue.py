@@ -15,9 +15,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from fsdata.disk_cache.disk import Disk
-from fsdata.disk_cache.member import Member
+from fsdata.disk_cache.member import CacheDir
 from fsdata.objects.contract import Buffer
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.runtime import Event, Runtime
 
 QUEUE_BYTES_MAX: Final = 64 << 20  # waiting to be written: sixteen blocks, what bursts bring
@@ -25,10 +25,10 @@ QUEUE_SHARE: Final = 4  # and no more than a quarter of the memory cap
 WRITE_S_MAX: Final = 30.0  # who waits for a copy longer waits for a disk that hangs
 
 
-class Place(NamedTuple):
+class CopyTarget(NamedTuple):
     """Where copies of an object are."""
 
-    member: Member
+    member: CacheDir
     name: str
     shard: int
 
@@ -61,7 +61,9 @@ class _Offer:
         return self.valid
 
 
-def _add_if_valid(place: Place, offer: _Offer, add: Callable[[Disk], bool], disk: Disk) -> bool:
+def _add_if_valid(
+    place: CopyTarget, offer: _Offer, add: Callable[[Disk], bool], disk: Disk
+) -> bool:
     """The job of a disk's writer."""
     added = offer.is_valid() and add(disk)
     if added and not offer.is_valid():  # it turned out wrong meanwhile
@@ -81,7 +83,7 @@ class QueueNumbers(NamedTuple):
 class CopyQueue:
     """What has been offered and is not written."""
 
-    def __init__(self, runtime: Runtime, budget: Budget) -> None:
+    def __init__(self, runtime: Runtime, budget: MemoryBudget) -> None:
         self._runtime = runtime
         self._budget = budget
         self._max = min(QUEUE_BYTES_MAX, budget.gauges().limit // QUEUE_SHARE)
@@ -95,12 +97,12 @@ class CopyQueue:
         with self._lock:
             return QueueNumbers(self._queued, self._written, self._drops)
 
-    def offer_whole(self, place: Place, pieces: Sequence[Buffer]) -> None:
+    def offer_whole(self, place: CopyTarget, pieces: Sequence[Buffer]) -> None:
         """Have an object written. The pieces stay as they are while there are views of them."""
         offer = _Offer(sum(map(len, pieces)), None)
         self._offer(place, offer, lambda disk: disk.add_whole(place.name, place.shard, pieces))
 
-    def offer_part(self, place: Place, part: Part) -> None:
+    def offer_part(self, place: CopyTarget, part: Part) -> None:
         """Have a part of an object written."""
         offer = _Offer(len(part.data), part)
         self._offer(
@@ -109,12 +111,12 @@ class CopyQueue:
             lambda disk: disk.add_range(place.name, place.shard, part.begin, part.data),
         )
 
-    def _offer(self, place: Place, offer: _Offer, add: Callable[[Disk], bool]) -> None:
+    def _offer(self, place: CopyTarget, offer: _Offer, add: Callable[[Disk], bool]) -> None:
         if offer.size and self._take_place(place, offer):
             add = partial(_add_if_valid, place, offer, add)
             place.member.submit(add, partial(self._leave, place.name, offer))
 
-    def write_whole(self, place: Place, data: Buffer, then: Callable[[], None]) -> bool:
+    def write_whole(self, place: CopyTarget, data: Buffer, then: Callable[[], None]) -> bool:
         """Have an object written, and wait for it; whether it is on the disk now.
 
         It takes no place: whoever asks has counted the memory, and gives it back in `then`.
@@ -139,7 +141,7 @@ class CopyQueue:
         ended.wait(WRITE_S_MAX)
         return offer.added
 
-    def _take_place(self, place: Place, offer: _Offer) -> bool:
+    def _take_place(self, place: CopyTarget, offer: _Offer) -> bool:
         """Whether there is a place for one more."""
         with self._lock:
             queued = self._queued - self._exempt + offer.size

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from fsdata.blocks.blocks import BlockStore
 from fsdata.format.geometry import block_ranges, runs_of
 from fsmeta.errors import StoreError
-from fsmeta.slices import Segment, resolve
+from fsmeta.slices import Extent, resolve
 from fsmeta.types import Slice, SliceId, SliceKind
 
 
@@ -38,7 +38,7 @@ def rewrite(blocks: BlockStore, slices: Sequence[Slice], new_id: SliceId) -> lis
     return _records(runs, new_id, size)
 
 
-def _write(blocks: BlockStore, runs: list[list[Segment]], new_id: SliceId) -> None:
+def _write(blocks: BlockStore, runs: list[list[Extent]], new_id: SliceId) -> None:
     """Put the bytes of all runs into the new slice, one after another."""
     index, fill = 0, bytearray()
     for piece in _bytes(blocks, runs):
@@ -60,7 +60,7 @@ def _delete(blocks: BlockStore, new_id: SliceId, size: int) -> None:
         pass  # gc will: nothing refers to them
 
 
-def _bytes(blocks: BlockStore, runs: list[list[Segment]]) -> Iterator[memoryview]:
+def _bytes(blocks: BlockStore, runs: list[list[Extent]]) -> Iterator[memoryview]:
     """The bytes of all runs in order."""
     for run in runs:
         for part in run:
@@ -74,7 +74,7 @@ def _bytes(blocks: BlockStore, runs: list[list[Segment]]) -> Iterator[memoryview
                 yield blocks.read(piece.id, piece.size, block, begin, end, whole=True)
 
 
-def _records(runs: list[list[Segment]], new_id: SliceId, size: int) -> list[Slice]:
+def _records(runs: list[list[Extent]], new_id: SliceId, size: int) -> list[Slice]:
     """One record a run, in the order in which the new slice has them."""
     records: list[Slice] = []
     off = 0

@@ -16,8 +16,8 @@ from errno import EDQUOT, ENOSPC
 from typing import Final
 
 from fsdata.blocks.blocks import BlockStore
-from fsdata.files.write_buffer import PendingBlock, PendingSlice, State
-from fsdata.files.write_services import WriteSide
+from fsdata.files.write_buffer import BlockState, PendingBlock, PendingSlice
+from fsdata.files.write_services import WriteServices
 from fsdata.format.geometry import block_count, block_length, block_ranges
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import Condition
@@ -48,7 +48,7 @@ class Cutter:
 
     def __init__(
         self,
-        side: WriteSide,
+        side: WriteServices,
         cond: Condition,
         pending: list[PendingSlice],
         by_id: dict[SliceId, PendingSlice],
@@ -105,8 +105,8 @@ class Cutter:
             states = [] if piece is None else [block.state for block in piece.blocks]
         if piece is None or not _is_refused(piece, states):
             return False
-        count = next(at for at, state in enumerate(states) if state is not State.STORED)
-        strays = [block for block in piece.blocks[count:] if block.state is State.STORED]
+        count = next(at for at, state in enumerate(states) if state is not BlockState.STORED)
+        strays = [block for block in piece.blocks[count:] if block.state is BlockState.STORED]
         copies: list[bytearray] = []
         with self._new_id() as tail_id:
             try:
@@ -135,14 +135,14 @@ class Cutter:
             raise
 
 
-def _is_refused(piece: PendingSlice, states: Sequence[State]) -> bool:
+def _is_refused(piece: PendingSlice, states: Sequence[BlockState]) -> bool:
     """Whether the store has taken the first blocks of a slice and refused another one.
 
     While one is being stored nothing is decided.
     """
-    if not states or states[0] is not State.STORED or State.BUSY in states:
+    if not states or states[0] is not BlockState.STORED or BlockState.BUSY in states:
         return False
-    return any(is_full(block.error) for block in piece.blocks if block.state is State.READY)
+    return any(is_full(block.error) for block in piece.blocks if block.state is BlockState.READY)
 
 
 def unstored(pieces: Sequence[PendingSlice]) -> list[PendingBlock]:
@@ -152,7 +152,7 @@ def unstored(pieces: Sequence[PendingSlice]) -> list[PendingBlock]:
         for piece in pieces
         if piece.unstored
         for block in piece.blocks
-        if block.state is not State.STORED
+        if block.state is not BlockState.STORED
     ]
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from fsdata.blocks.blocks import BlockStore
 from fsdata.files.readahead import Ticket
 from fsdata.format.geometry import block_length
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.memory_budget import MemoryBudget
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import StoreError
 from fsmeta.types import SliceId
@@ -23,7 +23,7 @@ from fsmeta.types import SliceId
 class Prefetcher:
     """Fetches blocks into the memory cache, and parts of them into the disk cache."""
 
-    def __init__(self, pool: WorkerPool, budget: Budget, blocks: BlockStore) -> None:
+    def __init__(self, pool: WorkerPool, budget: MemoryBudget, blocks: BlockStore) -> None:
         self._pool = pool
         self._budget = budget
         self._blocks = blocks

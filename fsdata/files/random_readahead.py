@@ -1,14 +1,14 @@
 """How long the runs of a random reader are: what is fetched at once where one begins.
 
-Who looks up records in a mapped file asks for a page, then for its neighbours, one after the
-other: a value of 100 KiB is 25 reads, and in a store that is far each frame of it would be a round
-trip. `Runs` remembers how long the runs of a handle were, and says how much of a new one to fetch
-with its first page: as much as others were long, where those that were shorter cost little.
+Who looks up records in a mapped file asks for a page, then for its neighbours, one after the other:
+a value of 100 KiB is 25 reads, and in a store that is far each frame of it would be a round trip.
+`RandomReadahead` remembers how long the runs of a handle were, and says how much of a new one to
+fetch with its first page: as much as others were long, where those that were shorter cost little.
 
 It never promises too much: what was fetched because of it and not asked for later is at most
 1/VAIN_SHARE of all that was asked for, and VAIN_BYTES (docs/design/random-reads).
 
-`FileReader` asks it of each read. Pure logic; a `Runs` belongs to its reader's lock.
+`FileReader` asks it of each read. Pure logic; a `RandomReadahead` belongs to its reader's lock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Run:
         self.fetched = begin  # up to here, with what was promised
 
 
-class Runs:
+class RandomReadahead:
     """What is known of one handle's runs."""
 
     __slots__ = ("_block_bytes", "_lengths", "_open", "_order", "_spare")

@@ -1,4 +1,4 @@
-"""Who reads a file as a stream, and how far ahead: one `Window` per open handle.
+"""Who reads a file as a stream, and how far ahead: one `Readahead` per open handle.
 
 Readers that go forwards, backwards or in equal strides are found; random ones fetch for themselves.
 A stream is who has read STREAM_BYTES_MIN that lie together, or always goes on a little: programs
@@ -6,7 +6,7 @@ that look up a record in a mapped file read a few neighbouring pages as well, an
 be fetched for them all (docs/design/random-reads). `runs` is for those.
 
 `FileReader` asks its window what to fetch and hands blocks to the `Prefetcher`. A window is bounded
-by WINDOW_BYTES_MAX. Pure logic; a `Window` belongs to its reader's lock.
+by WINDOW_BYTES_MAX. Pure logic; a `Readahead` belongs to its reader's lock.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Strides:
         return begins
 
 
-class Window:
+class Readahead:
     """How far one handle reads ahead: forwards, backwards or in strides."""
 
     __slots__ = (

@@ -18,12 +18,12 @@ from typing import TypeAlias
 
 from fsdata.blocks.blocks import BlockStore
 from fsdata.files.prefetch import Prefetcher
-from fsdata.files.random_readahead import Runs
-from fsdata.files.readahead import Ticket, Window
+from fsdata.files.random_readahead import RandomReadahead
+from fsdata.files.readahead import Readahead, Ticket
 from fsdata.format.geometry import block_ranges, chunk_ranges
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import Runtime
-from fsmeta.slices import Segment, View, resolve
+from fsmeta.slices import Extent, View, resolve
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId, SliceKind
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -56,8 +56,8 @@ class FileReader:
         self._peek = peek
         self._prefetcher = prefetcher
         self._lock = runtime.lock()
-        self._window = Window()  # guarded by _lock
-        self._runs = Runs(blocks.block_bytes)  # guarded by _lock
+        self._window = Readahead()  # guarded by _lock
+        self._runs = RandomReadahead(blocks.block_bytes)  # guarded by _lock
         self._seen: list[Slice] = []  # of the last chunk; guarded by _lock, as is _view
         self._view = View()  # of _seen
 
@@ -86,7 +86,7 @@ class FileReader:
         with self._lock:
             self._window.ticket.live = False
 
-    def _shown(self, chunk: int, pos: int, end: int) -> list[Segment]:
+    def _shown(self, chunk: int, pos: int, end: int) -> list[Extent]:
         """What shows at `pos..end` of a chunk: whole segments, with the holes before them."""
         slices = self._slices(chunk)
         if len(slices) <= 1:
@@ -115,7 +115,7 @@ class FileReader:
         return self._read_shown(shown, pos, size, whole, more)
 
     def _read_shown(
-        self, shown: list[Segment], pos: int, size: int, whole: bool, more: int
+        self, shown: list[Extent], pos: int, size: int, whole: bool, more: int
     ) -> list[Buffer]:
         out: list[Buffer] = []
         end = pos + size

@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from typing import Final, Protocol
 
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.memory_budget import MemoryBudget
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 
@@ -88,7 +88,7 @@ class UploadPool:
     def __init__(
         self,
         runtime: Runtime,
-        budget: Budget,
+        budget: MemoryBudget,
         threads: int = UPLOAD_THREADS,
         idle_s: float = IDLE_S,
         most: int = 0,

@@ -19,7 +19,7 @@ TakeSpare: TypeAlias = Callable[[], bytearray | None]
 SPARE_MIN_BYTES = 1 << 20  # a block that grows past this will probably be a full one
 
 
-class State(IntEnum):
+class BlockState(IntEnum):
     """Where a block is on its way."""
 
     OPEN = 0
@@ -36,7 +36,7 @@ class PendingBlock:
     def __init__(self, owner: PendingSlice, index: int) -> None:
         self.owner = owner
         self.index = index
-        self.state = State.OPEN
+        self.state = BlockState.OPEN
         self.queued = False  # READY and submitted to the upload pool
         self.error: Exception | None = None  # why it is not STORED after all
         self.data = bytearray()
@@ -72,27 +72,27 @@ class PendingBlock:
 
     def freeze(self) -> None:
         """Nothing changes it from here on; a buffer that is mostly air is left behind."""
-        self.state = State.READY
+        self.state = BlockState.READY
         if self.fill < len(self.data):
             self.data = self.data[: self.fill]
 
     def view(self, begin: int, end: int) -> Buffer | None:
         """Bytes of the block; a copy while they may still change; None once they are stored."""
-        if self.state is State.STORED:
+        if self.state is BlockState.STORED:
             return None
-        if self.state is State.OPEN:
+        if self.state is BlockState.OPEN:
             return bytes(memoryview(self.data)[begin:end])
         return memoryview(self.data)[begin:end]
 
     def restore(self, data: bytearray) -> None:
         """A block that was STORED is to be stored under another name."""
-        assert self.state is State.STORED, self.state
-        self.state, self.data, self.queued = State.READY, data, False
+        assert self.state is BlockState.STORED, self.state
+        self.state, self.data, self.queued = BlockState.READY, data, False
         self.owner.unstored += 1
 
     def stored(self) -> None:
         """The buffer is the cache's from here on."""
-        self.state = State.STORED
+        self.state = BlockState.STORED
         self.data = bytearray()
         self.owner.unstored -= 1
 
@@ -183,7 +183,7 @@ class PendingSlice:
     def seal(self) -> list[PendingBlock]:
         """Accept no more; the block that became READY by it, if any."""
         self.sealed = True
-        if self.blocks and self.blocks[-1].state is State.OPEN:
+        if self.blocks and self.blocks[-1].state is BlockState.OPEN:
             self.blocks[-1].freeze()
             self._frozen = self.length
             return self.blocks[-1:]

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from fsdata.blocks.blocks import BlockStore
 from fsdata.files.upload_pool import UploadPool
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.runtime import Runtime
 from fsmeta.types import Ino, Slice, SliceId
 
@@ -41,11 +41,11 @@ class SliceSink(Protocol):
         """These ids will not be offered again."""
 
 
-class WriteSide(NamedTuple):
+class WriteServices(NamedTuple):
     """What all writers of a mount share."""
 
     runtime: Runtime
     blocks: BlockStore
-    budget: Budget
+    budget: MemoryBudget
     pool: UploadPool
     sink: SliceSink

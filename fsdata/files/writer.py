@@ -25,8 +25,8 @@ from math import inf
 
 from fsdata.files.cut_slice import Cutter, is_full, unstored
 from fsdata.files.upload_pool import AGE_FACTOR, Dirty
-from fsdata.files.write_buffer import Buffer, PendingBlock, PendingSlice, State
-from fsdata.files.write_services import WriteSide
+from fsdata.files.write_buffer import BlockState, Buffer, PendingBlock, PendingSlice
+from fsdata.files.write_services import WriteServices
 from fsdata.format.geometry import chunk_ranges
 from fsmeta.errors import StoreError, Unavailable
 from fsmeta.types import BLOCK_BYTES_MAX, CHUNK_BYTES, FILE_SIZE_MAX, Ino, Slice, SliceId
@@ -47,7 +47,7 @@ assert COMMIT_RECORDS < PENDING_MAX, "else random writers always wait for their 
 class FileWriter:
     """Pending writes of one inode. How long the committed file is, it does not know."""
 
-    def __init__(self, side: WriteSide, ino: Ino) -> None:
+    def __init__(self, side: WriteServices, ino: Ino) -> None:
         self._runtime, self._blocks, self._budget, self._pool, self._sink = side
         self._ino = ino
         self._order = side.runtime.lock()
@@ -231,7 +231,7 @@ class FileWriter:
     def _submit(self, blocks: list[PendingBlock]) -> None:
         """Have blocks uploaded by the pool, those that are not queued already."""
         for block in blocks:
-            if block.state is State.READY and not block.queued:
+            if block.state is BlockState.READY and not block.queued:
                 block.queued = True
                 self._pool.submit(partial(self._upload_job, block), block.fill)
 
@@ -243,9 +243,9 @@ class FileWriter:
     def _upload(self, block: PendingBlock) -> None:
         """Store one block, if nobody else has begun to."""
         with self._cond:
-            if block.state is not State.READY or self._dropped:
+            if block.state is not BlockState.READY or self._dropped:
                 return
-            block.state = State.BUSY
+            block.state = BlockState.BUSY
             # While this view lives the cache can't use the buffer again: `peek` may still want it.
             guard = memoryview(block.data)
         error: Exception | None = StoreError("an upload ended without a word")
@@ -264,7 +264,7 @@ class FileWriter:
             if error is None:
                 block.stored()
             else:
-                block.state, block.queued, block.error = State.READY, False, error
+                block.state, block.queued, block.error = BlockState.READY, False, error
                 if not self._dropped:
                     self._keep(error)
             self._cond.notify_all()
@@ -320,10 +320,10 @@ class FileWriter:
         self._submit(left[1:])  # a single block is uploaded right here, without waking a thread
         for block in left:
             self._upload(block)
-        if any(block.state is State.BUSY for block in left):
+        if any(block.state is BlockState.BUSY for block in left):
             self._await(left, deadline)
         self._commit(self._complete(count), durable)
-        failed = next((b.error for b in left if b.state is not State.STORED and b.error), None)
+        failed = next((b.error for b in left if b.state is not BlockState.STORED and b.error), None)
         if is_full(failed) and self._cutter.cut_unstored():
             self._commit(self._complete(1), durable)
         return failed
@@ -331,7 +331,7 @@ class FileWriter:
     def _await(self, blocks: list[PendingBlock], deadline: float | None) -> None:
         """Wait until no thread uploads any of `blocks`."""
         with self._cond:
-            while any(block.state is State.BUSY for block in blocks):
+            while any(block.state is BlockState.BUSY for block in blocks):
                 left = None if deadline is None else deadline - self._runtime.monotonic()
                 if left is not None and left <= 0:
                     raise Unavailable("flush: uploads take too long")
@@ -473,7 +473,7 @@ class FileWriter:
                 block.fill
                 for piece in self._pending
                 for block in piece.blocks
-                if block.state in (State.OPEN, State.READY)
+                if block.state in (BlockState.OPEN, BlockState.READY)
             )
             held += sum(piece.held for piece in self._pending) + SLICE_BYTES * len(self._ids)
             unused = [*self._by_id, *self._ids]

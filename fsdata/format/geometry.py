@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from typing import NamedTuple
 
-from fsmeta.slices import Segment, View
+from fsmeta.slices import Extent, View
 from fsmeta.types import BLOCK_BYTES_MAX, CHUNK_BYTES, Slice
 
 COMPACT_SLICES = 48  # a chunk read through more records than this costs more than rewriting it
@@ -85,15 +85,15 @@ def should_compact(slices: Sequence[Slice]) -> bool:
     return len(slices) >= 2 * len(runs_of(view.segments()))
 
 
-def runs_of(view: Sequence[Segment]) -> list[list[Segment]]:
+def runs_of(view: Sequence[Extent]) -> list[list[Extent]]:
     """What compaction makes one record of each: the view's data, parted by the holes that stay.
 
     Each run begins and ends with data.
     """
     holes = [part for part in view if part.slice is None and part.length >= HOLE_MIN_BYTES]
     stay = {hole.pos for hole in nlargest(HOLES_MAX, holes, key=_length)}
-    runs: list[list[Segment]] = []
-    hole: Segment | None = None
+    runs: list[list[Extent]] = []
+    hole: Extent | None = None
     for part in view:
         if part.slice is None:
             hole = part
@@ -106,5 +106,5 @@ def runs_of(view: Sequence[Segment]) -> list[list[Segment]]:
     return runs
 
 
-def _length(part: Segment) -> int:
+def _length(part: Extent) -> int:
     return part.length

@@ -1,4 +1,4 @@
-"""Blocks in memory: an LRU of decoded blocks, bounded by the `Budget`.
+"""Blocks in memory: an LRU of decoded blocks, bounded by the `MemoryBudget`.
 
 `BlockStore` puts and gets. What has been written, or read to its end, the kernel's page cache has
 as well: such blocks are *behind*, few are kept, and their buffers, still warm, serve the next ones.
@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sized
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.runtime import Runtime
 from fsmeta.types import BLOCK_BYTES_MAX, FRAME_BYTES, SliceId
 
@@ -88,13 +88,13 @@ class _Leaving(Generic[K, V]):
         return block
 
 
-class MemCache:
+class BlockCache:
     """Least recently used blocks go first. The room for spares is charged from the start."""
 
     def __init__(
         self,
         runtime: Runtime,
-        budget: Budget,
+        budget: MemoryBudget,
         block_bytes: int = BLOCK_BYTES_MAX,
         small: int = 0,
     ) -> None:

@@ -1,6 +1,6 @@
 """One hard cap on the memory of file data: write buffers, cached blocks and read-ahead together.
 
-`FileWriter` reserves before it copies, `MemCache` charges what it keeps, `Prefetcher` holds what
+`FileWriter` reserves before it copies, `BlockCache` charges what it keeps, `Prefetcher` holds what
 it is about to fetch. Writers come first: where room is short cached blocks are dropped, then dirty
 data is pushed out, then the writer waits. Read-ahead and the cache never wait: they do without.
 A block that a read asked for is not counted until it is cached; the transport's threads bound it.
@@ -41,7 +41,7 @@ def _nothing() -> None:
     """There is nothing to push, or to check."""
 
 
-class Budget:
+class MemoryBudget:
     """Who may use how many bytes."""
 
     def __init__(self, runtime: Runtime, limit: int = BUFFER_BYTES) -> None:

@@ -19,7 +19,7 @@ SETTLE_S: Final = 0.02  # the commit that names an object follows so soon, as a 
 MEMBERS_MAX: Final = 128  # of a group, as of a segment (`fsmeta/ops/data/packing`)
 
 
-class Company(Protocol):
+class Coalescer(Protocol):
     """Who stores small objects together; called by the threads that upload."""
 
     def weigh(self, key: str) -> int:
@@ -32,20 +32,20 @@ class Company(Protocol):
         """Release what need not stay on the disk."""
 
 
-class Alone:
+class NoCoalescing:
     """Nobody packs."""
 
     def weigh(self, key: str) -> int:
-        """See `Company`."""
+        """See `Coalescer`."""
         del key
         return 0
 
     def pack(self, keys: Sequence[str]) -> Collection[str]:
-        """See `Company`."""
+        """See `Coalescer`."""
         raise AssertionError(f"nobody was to pack {keys}")
 
     def make_room(self) -> None:
-        """See `Company`."""
+        """See `Coalescer`."""
 
 
 class SmallObjects:
@@ -134,4 +134,4 @@ class SmallObjects:
         return taken
 
 
-_CONFORMS: Callable[[], Company] = Alone
+_CONFORMS: Callable[[], Coalescer] = NoCoalescing

@@ -74,7 +74,7 @@ class Staged:
         self.unread_since = 0.0  # when the disk failed to read it first; 0.0: it did not
 
 
-class StagingData:
+class DataSegments:
     """The segments of one journal."""
 
     def __init__(self, runtime: Runtime, disk: StagingDisk) -> None:

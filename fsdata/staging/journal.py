@@ -48,7 +48,7 @@ class Header(NamedTuple):
     behind_bytes: int  # where that ended
 
 
-class Found(NamedTuple):
+class FoundRecord(NamedTuple):
     """What was left of a log."""
 
     journal: int
@@ -62,7 +62,7 @@ class Found(NamedTuple):
 
     def with_file(
         self, name: str, records: list[bytes], end: int, size: int, had_more: bool
-    ) -> Found:
+    ) -> FoundRecord:
         """Also what is left of one more file, which had whole records behind `end` or had not."""
         return self._replace(
             payloads=self.payloads + records[1:],
@@ -73,7 +73,7 @@ class Found(NamedTuple):
         )
 
 
-class StagingLog:
+class Journal:
     """The log of one journal, which this process writes."""
 
     def __init__(self, runtime: Runtime, disk: StagingDisk, volume: str, journal: int) -> None:
@@ -95,7 +95,7 @@ class StagingLog:
         self._doubtful: set[str] = set()
         self._has_removed = False  # files, since the names were synced; guarded by _syncing
 
-    def keep(self, found: Found, last: int) -> None:
+    def keep(self, found: FoundRecord, last: int) -> None:
         """Go on behind what an earlier process left, whose last entry was `last` at most.
 
         A file that begins behind it has no entry, and goes. Raises: OSError.
@@ -242,13 +242,13 @@ def set_aside(disk: StagingDisk, journal: int) -> str:
     return prefix
 
 
-def recover(disk: StagingDisk, volume: str) -> Found | None:
+def recover(disk: StagingDisk, volume: str) -> FoundRecord | None:
     """What is left of the log in a directory; None where there is none, or it is another volume's.
 
     What is no whole entry is cut off; so is all behind a file that does not hold what the next one
     says it held. Raises: StoreError, OSError.
     """
-    found: Found | None = None
+    found: FoundRecord | None = None
     ends: dict[str, int] = {}
     broken = False
     for name in [name for name in disk.names() if name.startswith(PREFIX)]:
@@ -268,7 +268,7 @@ def recover(disk: StagingDisk, volume: str) -> Found | None:
                 len(data),
             )
         if header is not None and found is None:
-            found = Found(header.journal, header.first, [], 0, 0, name, 0, header.volume)
+            found = FoundRecord(header.journal, header.first, [], 0, 0, name, 0, header.volume)
         if found is not None:
             found = found.with_file(name, records, end, len(data), _has_record(data, end))
         ends[name] = end

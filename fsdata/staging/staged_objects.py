@@ -6,8 +6,8 @@ Where the disk can't take an object (full, failing, over its size for too long) 
 store itself, as without write-back.
 
 Small objects are uploaded many at a time, large ones as few as `streams` says: what is in flight is
-bounded in bytes. With a `Company` small ones wait for each other, and it stores many as one object:
-then they stay on the disk until whoever published them says `release`.
+bounded in bytes. With a `Coalescer` small ones wait for each other, and it stores many as one
+object: then they stay on the disk until whoever published them says `release`.
 
 Threading: any method from any thread; the lock, which is that of `_cond` and of `_jobs`, is not
 held while disk or store work.
@@ -21,9 +21,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from fsdata.objects.contract import Buffer, ObjectInfo, ObjectStore, Range, fill
-from fsdata.staging.coalesce import Alone, Company, SmallObjects
-from fsdata.staging.data_segments import SPARE_BYTES_MAX, Spot, Staged, StagingData
-from fsdata.staging.upload_scheduler import Jobs
+from fsdata.staging.coalesce import Coalescer, NoCoalescing, SmallObjects
+from fsdata.staging.data_segments import SPARE_BYTES_MAX, DataSegments, Spot, Staged
+from fsdata.staging.upload_scheduler import UploadScheduler
 from fsmeta.errors import ObjectDamaged, StoreError, Unavailable
 from fsmeta.runtime import Runtime
 from fsmeta.types import BLOCK_BYTES_MAX
@@ -44,7 +44,7 @@ class StagedObjects:
         self,
         runtime: Runtime,
         inner: ObjectStore,
-        data: StagingData,
+        data: DataSegments,
         limit: int = STAGING_BYTES,
         streams: int = 4,
     ) -> None:
@@ -57,8 +57,8 @@ class StagedObjects:
         self._cond = runtime.condition(lock)
         self._staged: OrderedDict[str, Staged] = OrderedDict()  # guarded by _cond, as all below
         flight_max = streams * BLOCK_BYTES_MAX
-        self._jobs = Jobs(runtime, lock, self._staged, flight_max, self._work)
-        self._company: Company = Alone()
+        self._jobs = UploadScheduler(runtime, lock, self._staged, flight_max, self._work)
+        self._company: Coalescer = NoCoalescing()
         self._direct: set[str] = set()  # not guarded: each key is of one thread
         self._lost: set[str] = set()  # damaged on the disk before they were uploaded
         self._away = False  # the store does not take something: said once
@@ -69,7 +69,7 @@ class StagedObjects:
         self.on_unreadable: Callable[[str, OSError], object] = _nothing
         self.sync_waits = False  # sync means: in the store
 
-    def pack_with(self, company: Company, room: int) -> None:
+    def pack_with(self, company: Coalescer, room: int) -> None:
         """Small objects go together, at most `room` bytes at a time; from `begin_packing` on."""
         self._company = company
         self._jobs.small = SmallObjects(self._runtime.monotonic, company.weigh, room, wait=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Final, TypeAlias
 
-from fsdata.staging.coalesce import Alone, SmallObjects
+from fsdata.staging.coalesce import NoCoalescing, SmallObjects
 from fsdata.staging.data_segments import Staged
 from fsmeta.runtime import Lock, Runtime, Thread
 from fsmeta.types import BLOCK_BYTES_MAX
@@ -31,7 +31,7 @@ Job: TypeAlias = str | dict[str, float]
 """An object, or small ones that go together, and since when each has waited."""
 
 
-class Pace:
+class UploadPace:
     """How often a store that does not take objects is offered another one."""
 
     def __init__(self, clock: Callable[[], float], free: int) -> None:
@@ -72,7 +72,7 @@ class Pace:
         self._pause = min(PAUSE_MAX_S, 2 * self._pause)
 
 
-class Jobs:
+class UploadScheduler:
     """The queue of uploads, and the threads that serve it."""
 
     def __init__(
@@ -94,9 +94,9 @@ class Jobs:
         self._queue: OrderedDict[str, None] = OrderedDict()  # guarded by _lock, as all below
         self._refused: OrderedDict[str, None] = OrderedDict()  # who has waited longest first
         self._again = 0  # of those, in flight
-        self._fresh_pace = Pace(runtime.monotonic, THREADS)
-        self._again_pace = Pace(runtime.monotonic, 0)
-        self.small = SmallObjects(runtime.monotonic, Alone().weigh, 0, wait=False)
+        self._fresh_pace = UploadPace(runtime.monotonic, THREADS)
+        self._again_pace = UploadPace(runtime.monotonic, 0)
+        self.small = SmallObjects(runtime.monotonic, NoCoalescing().weigh, 0, wait=False)
         self._timed_until = inf  # a thread waits for this moment, at which something is due
         self._idle = 0  # threads that wait to be called
         self._flying = 0  # bytes

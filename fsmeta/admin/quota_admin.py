@@ -23,7 +23,7 @@ from fsmeta.rules.settings import ARMED, COUNTING, OFF, ON, VolumeFormat
 from fsmeta.schema import inode, keys
 from fsmeta.store.contract import BESIDE, COMMIT_OPS_ENOUGH, Page, RowPage, Store
 from fsmeta.txn.txn import Txn
-from fsmeta.types import NO_PARENT, ROOT_INO, Ino, SessionId, Usage
+from fsmeta.types import NO_PARENT, ROOT_INO, Ino, SessionId, SpaceUsage
 
 BATCH: Final = 100  # inodes that are taken together, unless others change them all the time
 Progress = Callable[[int], None]  # told how many inodes have been counted so far
@@ -33,18 +33,20 @@ class Quota(NamedTuple):
     """A node with a limit, and what counts there. A limit of 0 means none."""
 
     node: bytes
-    used: Usage
-    limit: Usage
+    used: SpaceUsage
+    limit: SpaceUsage
 
 
-class Limits(NamedTuple):
+class QuotaLimits(NamedTuple):
     """What is to be set; None leaves a limit as it is, 0 takes it away."""
 
     space: int | None = None
     inodes: int | None = None
 
 
-def set_quota(meta: Meta, node: bytes, limits: Limits, progress: Progress | None = None) -> Quota:
+def set_quota(
+    meta: Meta, node: bytes, limits: QuotaLimits, progress: Progress | None = None
+) -> Quota:
     """Limit a directory, a user or a group; the first quota of a volume counts it first.
 
     Raises: ConfigError where a directory has gone.
@@ -98,7 +100,7 @@ def has_limits(meta: Meta) -> bool:
     return bool(_page(meta, keys.LIMITED, b"").items)
 
 
-def _set_limits(txn: Txn, node: bytes, limits: Limits) -> None:
+def _set_limits(txn: Txn, node: bytes, limits: QuotaLimits) -> None:
     if volume.load_format(txn).accounting != ON:
         raise ConfigError("somebody else has ended accounting: run the command again")
     if node[:1] == quota.DIR:

@@ -20,7 +20,7 @@ from fsmeta.meta.meta import Meta
 from fsmeta.rules import quota
 from fsmeta.schema import inode, keys
 from fsmeta.schema.snapshot_inos import is_sealed
-from fsmeta.types import NO_PARENT, ROOT_CALLER, ROOT_INO, Attr, Ino, Usage
+from fsmeta.types import NO_PARENT, ROOT_CALLER, ROOT_INO, Attr, Ino, SpaceUsage
 
 DIRS_MAX: Final = 100_000  # directories whose limited nodes are remembered; about 30 MB
 _PAGE_BITS: Final = 13  # ids to a page: 1 KiB
@@ -31,7 +31,7 @@ class Judged(NamedTuple):
     """A quota, and what was counted; None where its counter moved meanwhile."""
 
     quota: Quota
-    counted: Usage | None
+    counted: SpaceUsage | None
 
     @property
     def is_wrong(self) -> bool:
@@ -52,7 +52,7 @@ def survey(meta: Meta, progress: Callable[[int], None] | None = None) -> list[Ju
         part = nodes[begin : begin + 200]
         for after in meta.transactor.view(partial(quota_admin.quotas_of, nodes=part)):
             still = after.used == before[after.node].used
-            counted = counter.sums.get(after.node, Usage(0, 0))
+            counted = counter.sums.get(after.node, SpaceUsage(0, 0))
             judged.append(Judged(after, counted if still else None))
     return judged
 
@@ -80,7 +80,7 @@ class _Counter:
         self._limited = limited
         self._above: dict[Ino, tuple[bytes, ...]] = {ROOT_INO: ()}
         self._seen = _Bits()
-        self.sums: dict[bytes, Usage] = {}
+        self.sums: dict[bytes, SpaceUsage] = {}
 
     def walk(self) -> Iterator[int]:
         """How many inodes have been seen so far."""
@@ -103,7 +103,7 @@ class _Counter:
             nodes += self._limited_above(place)
         for node in nodes:
             space, inodes = self.sums.get(node, (0, 0))
-            self.sums[node] = Usage(space + attr.space, inodes + 1)
+            self.sums[node] = SpaceUsage(space + attr.space, inodes + 1)
 
     def _limited_above(self, directory: Ino) -> tuple[bytes, ...]:
         way: list[Ino] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from fsmeta.check.findings import KEPT_MAX, Notes, Problem, Stage
+from fsmeta.check.findings import KEPT_MAX, Findings, Problem, Stage
 from fsmeta.check.locks import check_locks
 from fsmeta.check.names import judge_names
 from fsmeta.check.quotas import audit
@@ -67,7 +67,7 @@ class Examination:
     ) -> None:
         self._store = store
         self._progress = progress
-        self.notes = Notes(cache_bytes)
+        self.notes = Findings(cache_bytes)
         self.settings: VolumeFormat | None = None
 
     def __enter__(self) -> Examination:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from fsmeta.check.spill_table import CACHE_BYTES, ID_MAX, Spill
+from fsmeta.check.spill_table import CACHE_BYTES, ID_MAX, SpillTable
 from fsmeta.schema.snapshot_inos import SEALED_INO, SHELVES
 from fsmeta.types import SPACE_UNIT_BYTES, Attr, FileType, Ino, SliceId
 
@@ -90,11 +90,11 @@ class Remedy(NamedTuple):
     said: str
 
 
-class Notes:
+class Findings:
     """The tables."""
 
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
-        self.spill = Spill(_SCRIPT, cache_bytes)
+        self.spill = SpillTable(_SCRIPT, cache_bytes)
         self.epoch = 0  # marks that count
         self.unreadable = 0  # records that don't decode and may lead to what seems lost
 

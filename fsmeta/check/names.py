@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from fsmeta.check.findings import Known, Notes, Stage
+from fsmeta.check.findings import Findings, Known, Stage
 from fsmeta.check.spill_table import Groups, Row
 from fsmeta.schema import keys
 from fsmeta.schema.snapshot_inos import SHELVES, is_shelf
@@ -19,7 +19,7 @@ from fsmeta.types import NO_PARENT, ROOT_INO, FileType, Ino
 _REMEMBERED_MAX: Final = 10_000  # directories whose depth is kept at hand, 1 MB
 
 
-def judge_names(notes: Notes) -> None:
+def judge_names(notes: Findings) -> None:
     """Report what inodes and names say of each other that can't be."""
     judge = _Judge(notes)
     tree = _Tree(notes)
@@ -33,7 +33,7 @@ def judge_names(notes: Notes) -> None:
 class _Judge:
     """Goes through the tables once."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: Findings) -> None:
         self._notes = notes
         rows = notes.spill.rows
         query = "SELECT ino, parent, name, kind FROM name ORDER BY ino, parent, name"
@@ -162,7 +162,7 @@ class _Tree:
     How far below is noted for each, which lets `check/quotas` sum up from the leaves.
     """
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: Findings) -> None:
         self._notes = notes
         self._near: dict[int, int] = {}  # depths
         query = "SELECT ino FROM dir WHERE ino >= ? AND ino < ?"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fsmeta.check.findings import Notes, Stage
+from fsmeta.check.findings import Findings, Stage
 from fsmeta.errors import Corrupt
 from fsmeta.rules import quota
 from fsmeta.rules.settings import OFF, ON, VolumeFormat
@@ -36,7 +36,7 @@ ON CONFLICT(ino) DO UPDATE SET units = units + excluded.units, inodes = inodes +
 """
 
 
-def audit(store: Store, settings: VolumeFormat, notes: Notes) -> None:
+def audit(store: Store, settings: VolumeFormat, notes: Findings) -> None:
     """Report what is wrong with the counters and limits."""
     for field, value in fields_of(store, keys.ACCOUNTS):
         notes.spill.add("book", field, value, None)
@@ -51,13 +51,13 @@ def audit(store: Store, settings: VolumeFormat, notes: Notes) -> None:
     _compare(notes)
 
 
-def _audit_marks(epoch: int, notes: Notes) -> None:
+def _audit_marks(epoch: int, notes: Findings) -> None:
     query = f"SELECT ino, mark FROM inode WHERE mark != ? AND {_UNSEALED}"
     for ino, mark in notes.spill.rows(query, epoch):
         notes.report(ino, f"has mark {mark}, not the epoch's, {epoch}")
 
 
-def _sum_up(epoch: int, notes: Notes) -> None:
+def _sum_up(epoch: int, notes: Findings) -> None:
     spill = notes.spill
     query = f"SELECT ino FROM inode WHERE {_COUNTS} AND parent = 0 AND home = 0 AND ino != ?"
     for (ino,) in spill.rows(query, epoch, ROOT_INO):
@@ -80,12 +80,12 @@ def _sum_up(epoch: int, notes: Notes) -> None:
         _book(notes, quota.dir_node(ino), units, inodes)
 
 
-def _book(notes: Notes, node: bytes, units: int, inodes: int) -> None:
+def _book(notes: Findings, node: bytes, units: int, inodes: int) -> None:
     notes.spill.run(_IN_BOOK, quota.space_field(node), units * SPACE_UNIT_BYTES)
     notes.spill.run(_IN_BOOK, quota.inodes_field(node), inodes)
 
 
-def _compare(notes: Notes) -> None:
+def _compare(notes: Findings) -> None:
     for field, stored, total in notes.spill.rows("SELECT field, stored, sum FROM book"):
         if field.endswith(BESIDE):
             continue
@@ -104,7 +104,7 @@ def _compare(notes: Notes) -> None:
         notes.mend(Stage.COUNTERS, keys.ACCOUNTS, field, value, said)
 
 
-def _audit_limits(notes: Notes) -> None:
+def _audit_limits(notes: Findings) -> None:
     """Each limit is a number, of something that exists, and listed."""
     limited = "SELECT field, stored FROM book WHERE substr(field, -1) = ?"
     for field, value in notes.spill.rows(limited, BESIDE):
@@ -124,7 +124,7 @@ def _audit_limits(notes: Notes) -> None:
         _audit_listed(notes, node)
 
 
-def _audit_listed(notes: Notes, node: bytes) -> None:
+def _audit_listed(notes: Findings, node: bytes) -> None:
     fields = quota.node_fields(node)[2:]
     query = "SELECT 1 FROM book WHERE field IN (?, ?)"
     if notes.spill.one(query, *fields) is None:

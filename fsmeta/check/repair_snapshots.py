@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from fsmeta.check.findings import Known, Notes
+from fsmeta.check.findings import Findings, Known
 from fsmeta.check.snapshots import UNLISTED, UNNAMED, UNREADABLE
 from fsmeta.errors import Corrupt
 from fsmeta.schema import inode, keys
@@ -37,7 +37,7 @@ SELECT COUNT(*), SUM(i.units) FROM below b JOIN inode i ON i.ino = b.ino
 """
 
 
-class Place(NamedTuple):
+class SnapshotLocation(NamedTuple):
     """A name on a shelf."""
 
     source: Ino
@@ -52,7 +52,7 @@ class Place(NamedTuple):
 class Shelves:
     """What one check allows to be done about snapshots."""
 
-    def __init__(self, notes: Notes, store: Store, commit: Commit, now_s: int) -> None:
+    def __init__(self, notes: Findings, store: Store, commit: Commit, now_s: int) -> None:
         self._notes = notes
         self._store = store
         self._commit = commit
@@ -75,7 +75,7 @@ class Shelves:
 
     def _snapshot(self, root: Ino) -> Iterator[str]:
         """Let the shelf and M say the same of one."""
-        names = [Place(Ino(s), n) for s, n in self._notes.spill.rows(_NAMES_OF, root)]
+        names = [SnapshotLocation(Ino(s), n) for s, n in self._notes.spill.rows(_NAMES_OF, root)]
         record = self._record(root)
         if not self._is_there(root):
             if record is not None and not names:
@@ -86,7 +86,7 @@ class Shelves:
                 yield from self._name(record)
         elif len(names) == 1:
             yield from self._list(root, names[0], record)
-        elif record is not None and Place(record.source, record.name) in names:
+        elif record is not None and SnapshotLocation(record.source, record.name) in names:
             for each in names:
                 if each != (record.source, record.name):
                     self._commit((each.row, each.name, None))
@@ -111,7 +111,7 @@ class Shelves:
         """A snapshot has its name again, or another where that is taken."""
         if not 0 < record.source < SEALED_INO:
             return
-        place = Place(record.source, record.name)
+        place = SnapshotLocation(record.source, record.name)
         if self._store.read([(place.row, place.name)])[0] is not None or not is_name(place.name):
             place = place._replace(name=spare_name(record.root))
         self._commit(
@@ -120,7 +120,7 @@ class Shelves:
         )
         yield f"snapshot {place.name!r} of inode {place.source} had lost its name: it has it again"
 
-    def _list(self, root: Ino, place: Place, record: Snapshot | None) -> Iterator[str]:
+    def _list(self, root: Ino, place: SnapshotLocation, record: Snapshot | None) -> Iterator[str]:
         """M says what the shelf says. When it was taken is lost, and whether it is of one moment,
         so none of it is said to be.
         """
@@ -178,7 +178,7 @@ class Shelves:
         yield f"inode {known.ino} had no name in its snapshot: it is {key[1]!r} in inode {place}"
 
 
-def _packed(record: Snapshot, place: Place) -> bytes:
+def _packed(record: Snapshot, place: SnapshotLocation) -> bytes:
     return pack_snapshot(record._replace(source=place.source, name=place.name))
 
 

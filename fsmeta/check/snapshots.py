@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from fsmeta.check.findings import Notes
+from fsmeta.check.findings import Findings
 from fsmeta.check.spill_table import ID_MAX
 from fsmeta.errors import Corrupt
 from fsmeta.schema.snapshot_inos import SHELVES, is_sealed
@@ -36,7 +36,7 @@ def crosses(parent: int, ino: int) -> bool:
     return is_sealed(parent) != is_sealed(ino)
 
 
-def audit(fields: Iterable[tuple[bytes, bytes]], notes: Notes) -> None:
+def audit(fields: Iterable[tuple[bytes, bytes]], notes: Findings) -> None:
     """Report what is wrong; `fields` of M."""
     for field, value in fields:
         try:

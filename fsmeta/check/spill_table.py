@@ -33,7 +33,7 @@ def _empty(script: str) -> sqlite3.Connection:
     return made
 
 
-class Spill:
+class SpillTable:
     """Tables by name; a row whose primary key is there already is dropped."""
 
     def __init__(self, script: str, cache_bytes: int = CACHE_BYTES) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from fsmeta.check.findings import USED_ACLS, Notes, Stage
+from fsmeta.check.findings import USED_ACLS, Findings, Stage
 from fsmeta.check.spill_table import ID_MAX, Row
 from fsmeta.errors import Corrupt
 from fsmeta.schema import keys as schema, slices
@@ -46,7 +46,7 @@ FROM special s LEFT JOIN acl a ON a.id = s.acl LEFT JOIN acl d ON d.id = s.passe
 class Tables:
     """Reads first, judges when everything else has been read."""
 
-    def __init__(self, store: Store, notes: Notes) -> None:
+    def __init__(self, store: Store, notes: Findings) -> None:
         self._store = store
         self._notes = notes
 

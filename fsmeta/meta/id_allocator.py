@@ -16,7 +16,7 @@ INO_BATCH: Final = 1024  # ids a client takes at once; what a crash wastes of 2^
 SLICE_BATCH: Final = 1024
 
 
-class IdSupply:
+class IdAllocator:
     """Hands out ids of one kind; asks the store for the next batch when it runs out."""
 
     def __init__(self, run: Transactor, runtime: Runtime, field: bytes, batch: int) -> None:

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from fsmeta.errors import Fenced
 from fsmeta.ops.sessions import lock, session as sessions
-from fsmeta.ops.sessions.lock import Answer, Ask
+from fsmeta.ops.sessions.lock import Ask, LockAnswer
 from fsmeta.schema import locks as rows
 from fsmeta.schema.keys import inode_row
-from fsmeta.schema.locks import Kind, Lock, Owner, Wait
+from fsmeta.schema.locks import Kind, LockRecord, LockWait, Owner
 from fsmeta.schema.sessions import SessionRecord
 from fsmeta.store.contract import COMMIT_OPS_ENOUGH
 from fsmeta.txn.retry import Transactor
@@ -58,7 +58,7 @@ class LockVerbs:
         ticket: int = 0,
         waits_at: Callable[[], Collection[Ino]] = tuple,
         guess: bool = False,
-    ) -> Answer:
+    ) -> LockAnswer:
         """Take a lock; with a `ticket`, wait for it where it can't be had.
 
         `waits_at`: where else the owner may be waiting. `guess`: nobody else has had to do with
@@ -73,12 +73,12 @@ class LockVerbs:
             guess = False
         attempts = 0
 
-        def verb(txn: Txn) -> Answer:
+        def verb(txn: Txn) -> LockAnswer:
             nonlocal attempts
             attempts += 1
             if attempts > 1:
                 self._run.cache.drop([row, inode_row(ino)])
-            wanted = Lock(Owner(self._sid(), owner), pid, want.write, want.begin, want.end)
+            wanted = LockRecord(Owner(self._sid(), owner), pid, want.write, want.begin, want.end)
             ask = Ask(ino, kind, wanted, ticket, waits_at(), guess)
             return lock.setlk(txn, ask, attempts == 1)
 
@@ -110,11 +110,11 @@ class LockVerbs:
         self.on_handed()
         return had
 
-    def getlk(self, ino: Ino, owner: int, want: Range) -> Lock | None:
+    def getlk(self, ino: Ino, owner: int, want: Range) -> LockRecord | None:
         """What keeps an fcntl lock from being had."""
         self._run.cache.drop([rows.lock_row(ino)])  # not what news may yet take back
         return self._run.view(
-            lambda txn: lock.getlk(txn, ino, Lock(Owner(self._sid(), owner), 0, *want))
+            lambda txn: lock.getlk(txn, ino, LockRecord(Owner(self._sid(), owner), 0, *want))
         )
 
     def session_info(self, session: int) -> dict[str, object]:
@@ -167,7 +167,7 @@ class LockVerbs:
             run.run(partial(lock.release_session, session=sid, ino=ino, kind=kind))
             self.on_handed()
 
-    def locks_of(self, ino: Ino, kind: Kind) -> tuple[list[Lock], list[Wait]]:
+    def locks_of(self, ino: Ino, kind: Kind) -> tuple[list[LockRecord], list[LockWait]]:
         """Who holds locks of a file, and who waits."""
         self._run.cache.drop([rows.lock_row(ino)])
         return self._run.view(lambda txn: lock.locks_of(txn, ino, kind))

@@ -15,14 +15,14 @@ from typing import TypeVar
 
 from fsmeta.errors import ConfigError
 from fsmeta.meta.deletion import DeletionVerbs
-from fsmeta.meta.id_allocator import INO_BATCH, SLICE_BATCH, IdSupply
+from fsmeta.meta.id_allocator import INO_BATCH, SLICE_BATCH, IdAllocator
 from fsmeta.meta.locks import LockVerbs
 from fsmeta.meta.packing import PackVerbs
-from fsmeta.meta.prefetch import Neighbours
+from fsmeta.meta.prefetch import MetadataPrefetch
 from fsmeta.meta.ranges import RangeVerbs
 from fsmeta.meta.sessions import SessionVerbs
-from fsmeta.meta.slice_allocator import SliceIds
-from fsmeta.meta.trash import Bin
+from fsmeta.meta.slice_allocator import SliceAllocator
+from fsmeta.meta.trash import TrashBucket
 from fsmeta.ops.data import extent, fitting
 from fsmeta.ops.names import (
     acl as acls,
@@ -37,7 +37,7 @@ from fsmeta.ops.names import (
     xattr as xattrs,
 )
 from fsmeta.ops.names.create import NewNode
-from fsmeta.ops.names.rename import Place, Renamed
+from fsmeta.ops.names.rename import DentryLocation, Renamed
 from fsmeta.rules import access, quota, settings as volume
 from fsmeta.rules.context import Changed, Env
 from fsmeta.rules.settings import VolumeFormat
@@ -77,15 +77,15 @@ class Meta:
         self.locks = LockVerbs(self.transactor, lambda: self.sessions.own)
         self.deletion = DeletionVerbs(self.transactor, lambda: self.sessions.own)
         self.ranges = RangeVerbs(self._run, self.transactor)
-        self._bin = Bin(runtime.monotonic)
-        self._inos = IdSupply(self.transactor, runtime, keys.NEXT_INO, INO_BATCH)
-        slices = IdSupply(self.transactor, runtime, keys.NEXT_SLICE, SLICE_BATCH)
-        self.slices = SliceIds(runtime, slices)
+        self._bin = TrashBucket(runtime.monotonic)
+        self._inos = IdAllocator(self.transactor, runtime, keys.NEXT_INO, INO_BATCH)
+        slices = IdAllocator(self.transactor, runtime, keys.NEXT_SLICE, SLICE_BATCH)
+        self.slices = SliceAllocator(runtime, slices)
         self.sessions = SessionVerbs(
             self.transactor, self.slices, self.locks, runtime.now_ns, self._obey
         )
         self.packing = PackVerbs(self.transactor, self.slices, self.sessions.fence_for)
-        self._neighbours = Neighbours(self.transactor)
+        self._neighbours = MetadataPrefetch(self.transactor)
         self._listeners: list[Callable[[Sequence[bytes] | None], None]] = []
         store.watch(self._rows_changed)
         self.format = self.transactor.view(volume.load_format)
@@ -237,7 +237,9 @@ class Meta:
     def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Attr:
         return self._remove(remove.rmdir, caller, parent, name)
 
-    def rename(self, caller: Caller, old: Place, new: Place, flags: int = 0) -> Renamed:
+    def rename(
+        self, caller: Caller, old: DentryLocation, new: DentryLocation, flags: int = 0
+    ) -> Renamed:
         if not flags & rename.WHITEOUT:
             return self._remove(rename.rename, caller, old, new, flags)
         node = NewNode(Ino(self._inos.take()), rename.WHITEOUT_MODE)

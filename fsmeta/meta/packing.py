@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fsmeta.meta.slice_allocator import SliceIds
+from fsmeta.meta.slice_allocator import SliceAllocator
 from fsmeta.ops.data import packing, segments
 from fsmeta.ops.data.deletion import Drops
-from fsmeta.ops.data.packing import Packed, Small, Thin
+from fsmeta.ops.data.packing import PackedSlices, Small, Thin
 from fsmeta.schema.segments import OpenSegment
 from fsmeta.txn.retry import Transactor
 from fsmeta.txn.txn import Txn
@@ -25,14 +25,14 @@ class PackVerbs:
     def __init__(
         self,
         run: Transactor,
-        slices: SliceIds,
+        slices: SliceAllocator,
         fence_for: Callable[..., bytes | None],
     ) -> None:
         self._run = run
         self._slices = slices
         self._fence_for = fence_for
 
-    def pack(self, segment: SliceId, members: Sequence[Packed]) -> list[Ino]:
+    def pack(self, segment: SliceId, members: Sequence[PackedSlices]) -> list[Ino]:
         """Those of `members` that have their part of `segment` now; fewer than two: none.
 
         Raises: EBUSY where a change of one of them is held back; Fenced, Voided.

@@ -9,7 +9,7 @@ Threading: any thread.
 from __future__ import annotations
 
 from fsmeta.errors import StoreError
-from fsmeta.meta.prefetch_policy import Crowds
+from fsmeta.meta.prefetch_policy import PrefetchPolicy
 from fsmeta.ops.names import directory
 from fsmeta.ops.names.lookup import known_attr
 from fsmeta.schema import keys
@@ -17,14 +17,14 @@ from fsmeta.txn.retry import Transactor
 from fsmeta.types import Ino
 
 
-class Neighbours:
+class MetadataPrefetch:
     """Asks for more than was asked for, where that will be wanted."""
 
     def __init__(self, transactor: Transactor) -> None:
         self._transactor = transactor
         self._store = transactor.store
         self._cache = transactor.cache
-        self._crowds = Crowds(self._read_names)
+        self._crowds = PrefetchPolicy(self._read_names)
         self.opened = self._crowds.opened
 
     def missed_name(self, parent: Ino, remembered: bool) -> None:

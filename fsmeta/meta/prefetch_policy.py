@@ -12,8 +12,8 @@ found when its file is opened has saved a whole one, and earns some more. So a p
 all files of a directory, in whatever order, soon asks for nothing, and one that opens a few of very
 many, or more than we can remember, has a bounded loss.
 
-Called by `Neighbours`. Threading: any thread; each step is atomic, and one that is lost costs a
-page, or some inodes.
+Called by `MetadataPrefetch`. Threading: any thread; each step is atomic, and one that is lost costs
+a page, or some inodes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Crowd:
         self.earned = AHEAD_FREE
 
 
-class Crowds:
+class PrefetchPolicy:
     """Counts what is missed by directory, and says what to read where that is much."""
 
     def __init__(self, read_page: Callable[[Ino, bytes], bytes | None]) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from fsmeta.errors import Ambiguous, Fenced, Rewound, StoreError, Voided
+from fsmeta.errors import Ambiguous, Fenced, StoreError, StoreRolledBack, Voided
 from fsmeta.meta.locks import LockVerbs
-from fsmeta.meta.slice_allocator import SliceIds
+from fsmeta.meta.slice_allocator import SliceAllocator
 from fsmeta.ops.data import deletion
 from fsmeta.ops.sessions import session as sessions
 from fsmeta.ops.sessions.session import Belongings
@@ -41,7 +41,7 @@ class SessionVerbs:
     def __init__(
         self,
         run: Transactor,
-        slices: SliceIds,
+        slices: SliceAllocator,
         locks: LockVerbs,
         now_ns: Callable[[], int],
         obey: Callable[[VolumeFormat], None],
@@ -69,7 +69,7 @@ class SessionVerbs:
             settings, (record, void) = self._run.unfenced().run(
                 lambda txn: _join(txn, self._uuid, info, ended, proven, floor, now)
             )
-        except Rewound as error:
+        except StoreRolledBack as error:
             self._run.stop_writing(error)
             raise
         if void > self._void:
@@ -247,7 +247,9 @@ def _join(
     joined = sessions.open_session(txn, info, ended, is_proven, floor, now_ns, edition)
     settings = volume.require(stored)
     if uuid and settings.uuid != uuid:
-        raise Rewound(f"there is another volume now, {settings.uuid}; this mount is of {uuid}")
+        raise StoreRolledBack(
+            f"there is another volume now, {settings.uuid}; this mount is of {uuid}"
+        )
     return settings, joined
 
 

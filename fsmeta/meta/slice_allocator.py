@@ -38,11 +38,11 @@ class Supply(Protocol):
 
 
 class Committing:
-    """See `SliceIds.committing`."""
+    """See `SliceAllocator.committing`."""
 
     __slots__ = ("_ids", "_of")
 
-    def __init__(self, of: SliceIds, ids: Collection[int]) -> None:
+    def __init__(self, of: SliceAllocator, ids: Collection[int]) -> None:
         self._of = of
         self._ids = ids
 
@@ -58,7 +58,7 @@ class Committing:
             self._of.end(self._ids, kind is None)
 
 
-class SliceIds:
+class SliceAllocator:
     """Hands out ids and keeps those that are open."""
 
     def __init__(self, runtime: Runtime, supply: Supply) -> None:

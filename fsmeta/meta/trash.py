@@ -2,7 +2,7 @@
 
 Each client notes that an hour is in use with the first thing that it puts there, and with the
 first one NOTE_S after that: so whoever empties the trash knows that nobody puts anything into an
-hour that was not noted for long, whatever clocks say. `Bin` remembers when that was done.
+hour that was not noted for long, whatever clocks say. `TrashBucket` remembers when that was done.
 Threading: any thread; who does not know yet notes it once more.
 """
 
@@ -19,7 +19,7 @@ from fsmeta.types import NO_PARENT, Attr, Ino
 NOTE_S: Final = 600.0
 
 
-class Place(NamedTuple):
+class TrashLocation(NamedTuple):
     """Where what loses its last name goes."""
 
     hour: Ino
@@ -27,19 +27,19 @@ class Place(NamedTuple):
     chosen_s: float
 
 
-class Bin:
+class TrashBucket:
     """See the module."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._noted = Place(NO_PARENT, True, -inf)  # the last one that was; replaced whole
+        self._noted = TrashLocation(NO_PARENT, True, -inf)  # the last one that was; replaced whole
 
-    def place(self, now_ns: int) -> Place:
+    def place(self, now_ns: int) -> TrashLocation:
         """For a verb that begins now."""
         hour, now, noted = hour_at(now_ns), self._clock(), self._noted
-        return Place(hour, hour != noted.hour or now - noted.chosen_s >= NOTE_S, now)
+        return TrashLocation(hour, hour != noted.hour or now - noted.chosen_s >= NOTE_S, now)
 
-    def committed(self, place: Place, result: object) -> None:
+    def committed(self, place: TrashLocation, result: object) -> None:
         """Such a verb has been committed; it may have put something there."""
         left = result.replaced if isinstance(result, Renamed) else result
         if place.is_new and isinstance(left, Attr) and is_trash(left.parent):

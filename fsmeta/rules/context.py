@@ -13,7 +13,17 @@ from fsmeta.schema.inode import Stable
 from fsmeta.schema.snapshot_inos import SEALED_INO, SHELVES, is_sealed, is_shelf, shelf_attr
 from fsmeta.schema.trash import TRASH_INO, directory_attr, is_trash
 from fsmeta.txn.txn import Txn
-from fsmeta.types import NAME_MAX, NO_PARENT, ROOT_INO, Attr, Caller, FileType, Ino, Usage, is_name
+from fsmeta.types import (
+    NAME_MAX,
+    NO_PARENT,
+    ROOT_INO,
+    Attr,
+    Caller,
+    FileType,
+    Ino,
+    SpaceUsage,
+    is_name,
+)
 
 
 class Env(NamedTuple):
@@ -21,7 +31,7 @@ class Env(NamedTuple):
 
     caller: Caller
     now_ns: int
-    limits: Usage
+    limits: SpaceUsage
     epoch: int = 0  # inodes with this mark are charged to quotas; 0: none is
     born: int = 0  # the mark of what is made: the epoch, or 0 while not everybody charges
     trash: Ino = NO_PARENT  # where what loses its last name goes; NO_PARENT: away
@@ -35,7 +45,7 @@ class Changed(NamedTuple):
     after: Attr
 
 
-class Found(NamedTuple):
+class FoundInode(NamedTuple):
     """A name that exists, and its inode."""
 
     type: FileType
@@ -137,7 +147,7 @@ def fetch(txn: Txn, stables: tuple[Ino, ...], names: tuple[tuple[Ino, bytes], ..
     txn.get_many(keys + [(schema.dir_row(parent), name) for parent, name in names])
 
 
-def find(txn: Txn, parent: Ino, name: bytes) -> Found | None:
+def find(txn: Txn, parent: Ino, name: bytes) -> FoundInode | None:
     """What `name` in `parent` leads to, with attributes; one request when nothing is known."""
     row = schema.dir_row(parent)
     value, records = txn.get_linked(
@@ -150,7 +160,7 @@ def find(txn: Txn, parent: Ino, name: bytes) -> Found | None:
     if a is None or v is None:
         # a name and its inode go together, so one of the two was read before a change
         raise OSError(errno.ESTALE, f"inode {ino} is gone")
-    return Found(kind, schema_inode.unpack_inode(ino, a, v))
+    return FoundInode(kind, schema_inode.unpack_inode(ino, a, v))
 
 
 def put_attr(txn: Txn, attr: Attr) -> None:

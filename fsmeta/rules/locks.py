@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fsmeta.schema.locks import Lock, Owner, Wait
+from fsmeta.schema.locks import LockRecord, LockWait, Owner
 
 
-def first_bar(held: Iterable[Lock], want: Lock) -> Lock | None:
+def first_bar(held: Iterable[LockRecord], want: LockRecord) -> LockRecord | None:
     """What keeps `want` from being held, as the first of `held`."""
     for lock in held:
         if lock.bars(want):
@@ -20,9 +20,9 @@ def first_bar(held: Iterable[Lock], want: Lock) -> Lock | None:
     return None
 
 
-def without(held: Iterable[Lock], owner: Owner, begin: int, end: int) -> list[Lock]:
+def without(held: Iterable[LockRecord], owner: Owner, begin: int, end: int) -> list[LockRecord]:
     """`held` when `owner` has given up a range: shortened, split or gone."""
-    left: list[Lock] = []
+    left: list[LockRecord] = []
     for lock in held:
         if lock.owner != owner or lock.end <= begin or end <= lock.begin:
             left.append(lock)
@@ -34,12 +34,12 @@ def without(held: Iterable[Lock], owner: Owner, begin: int, end: int) -> list[Lo
     return left
 
 
-def taken(held: Iterable[Lock], want: Lock) -> list[Lock]:
+def taken(held: Iterable[LockRecord], want: LockRecord) -> list[LockRecord]:
     """`held` when nothing bars `want`: in place of what its owner had there, joined with what it
     has of the same type right beside it."""
     left = without(held, want.owner, want.begin, want.end)
     begin, end = want.begin, want.end
-    apart: list[Lock] = []
+    apart: list[LockRecord] = []
     for lock in left:
         same = lock.owner == want.owner and lock.write == want.write
         if same and lock.end == begin:
@@ -52,18 +52,18 @@ def taken(held: Iterable[Lock], want: Lock) -> list[Lock]:
     return sorted(apart, key=_place)
 
 
-def _place(lock: Lock) -> tuple[Owner, int]:
+def _place(lock: LockRecord) -> tuple[Owner, int]:
     return lock.owner, lock.begin
 
 
 def handed_over(
-    held: Iterable[Lock], queue: Iterable[Wait]
-) -> tuple[list[Lock], list[Wait], list[Wait]]:
+    held: Iterable[LockRecord], queue: Iterable[LockWait]
+) -> tuple[list[LockRecord], list[LockWait], list[LockWait]]:
     """Give those who wait, in order, what nothing bars any more, neither held nor awaited before.
 
     Returns who holds then, who still waits, and who got what it waited for.
     """
-    holding, waiting, granted = list(held), list[Wait](), list[Wait]()
+    holding, waiting, granted = list(held), list[LockWait](), list[LockWait]()
     for wait in queue:
         ahead = (each.lock for each in waiting)
         has_some = any(lock.owner == wait.lock.owner for lock in holding)
@@ -75,7 +75,9 @@ def handed_over(
     return holding, waiting, granted
 
 
-def bars_of(held: Iterable[Lock], queue: Sequence[Wait], want: Lock) -> list[Lock]:
+def bars_of(
+    held: Iterable[LockRecord], queue: Sequence[LockWait], want: LockRecord
+) -> list[LockRecord]:
     """All that `want` has to wait for, with `queue` before it."""
     held = list(held)
     bars = [lock for lock in held if lock.bars(want)]
@@ -84,7 +86,7 @@ def bars_of(held: Iterable[Lock], queue: Sequence[Wait], want: Lock) -> list[Loc
     return bars
 
 
-def is_sound(held: Sequence[Lock]) -> bool:
+def is_sound(held: Sequence[LockRecord]) -> bool:
     """Whether all of `held` can be held at once, and none could have been joined or left out."""
     for at, lock in enumerate(held):
         for other in held[at + 1 :]:

@@ -28,7 +28,7 @@ from fsmeta.schema.keys import ACCOUNTS, ATTR_FIELD
 from fsmeta.schema.snapshot_inos import SEALED_INO
 from fsmeta.store.contract import limit_field
 from fsmeta.txn.txn import Txn
-from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Ino, StatFs, Usage
+from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Ino, SpaceUsage, StatFs
 
 DIR: Final = b"d"
 USER: Final = b"u"
@@ -75,7 +75,7 @@ def charge(txn: Txn, env: Env, attr: Attr, space: int, inodes: int, limited: boo
 
     Past a limit the commit is ENOSPC (the volume) or EDQUOT, unless it is not `limited`.
     """
-    limits = env.limits if limited else Usage(0, 0)
+    limits = env.limits if limited else SpaceUsage(0, 0)
     txn.add(schema.USAGE, schema.SPACE, space, limits.space, "ENOSPC")
     txn.add(schema.USAGE, schema.INODES, inodes, limits.inodes, "ENOSPC")
     if attr.mark == env.epoch and attr.mark and (space or inodes):
@@ -215,14 +215,14 @@ def _charge(
                 txn.add(ACCOUNTS, node + field, delta)
 
 
-class Room(NamedTuple):
+class Headroom(NamedTuple):
     """What counts at a node, and its limits; 0 means none."""
 
-    used: Usage
-    limit: Usage
+    used: SpaceUsage
+    limit: SpaceUsage
 
 
-def rooms(txn: Txn, nodes: Sequence[bytes]) -> list[Room]:
+def rooms(txn: Txn, nodes: Sequence[bytes]) -> list[Headroom]:
     """What counts at some nodes, in one request; no commit relies on it."""
     keys = [(ACCOUNTS, field) for node in nodes for field in node_fields(node)]
     counts = [
@@ -230,7 +230,7 @@ def rooms(txn: Txn, nodes: Sequence[bytes]) -> list[Room]:
         for (row, field), value in zip(keys, txn.get_many(keys), strict=True)
     ]
     return [
-        Room(Usage(*counts[at : at + 2]), Usage(*counts[at + 2 : at + 4]))
+        Headroom(SpaceUsage(*counts[at : at + 2]), SpaceUsage(*counts[at + 2 : at + 4]))
         for at in range(0, len(counts), 4)
     ]
 
@@ -247,14 +247,14 @@ def free_space_of_all(txn: Txn, env: Env, attr: Attr) -> int | None:
     return _least([volume_room(txn), *_quotas_of(txn, env, attr)])
 
 
-def _quotas_of(txn: Txn, env: Env, attr: Attr) -> list[Room]:
+def _quotas_of(txn: Txn, env: Env, attr: Attr) -> list[Headroom]:
     """What counts a file, but for the volume."""
     if attr.mark != env.epoch or not attr.mark or not attr.nlink:
         return []
     return rooms(txn, [*owners(attr.uid, attr.gid), *above(txn, home(txn, attr))])
 
 
-def _least(found: Sequence[Room]) -> int | None:
+def _least(found: Sequence[Headroom]) -> int | None:
     """The least space that limits leave; None where there is none of them."""
     limited = [room for room in found if room.limit.space]
     return min((room.limit.space - room.used.space for room in limited), default=None)
@@ -277,9 +277,9 @@ def _left(used: int, limit: int) -> float:
     return limit - used if limit else inf
 
 
-def volume_room(txn: Txn) -> Room:
+def volume_room(txn: Txn) -> Headroom:
     """What the volume takes up now, and its limits as they are now, in one request."""
     counters = (schema.USAGE, schema.SPACE), (schema.USAGE, schema.INODES)
     *counts, settings = txn.get_many((*counters, (schema.FORMAT, schema.FORMAT_FIELD)))
     space, inodes = map(schema.unpack_count, *zip(*counters, strict=True), counts)
-    return Room(Usage(space, inodes), require(settings).limits)
+    return Headroom(SpaceUsage(space, inodes), require(settings).limits)

@@ -17,7 +17,7 @@ from fsmeta.types import (
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
     ROOT_INO,
-    Usage,
+    SpaceUsage,
 )
 
 BLOCK_BYTES_MIN: Final = 64 << 10
@@ -103,9 +103,9 @@ class VolumeFormat(NamedTuple):
         return self.epoch if self.accounting in (COUNTING, ON) else 0
 
     @property
-    def limits(self) -> Usage:
+    def limits(self) -> SpaceUsage:
         """Capacity and inodes as usage is measured against."""
-        return Usage(self.capacity, self.inodes)
+        return SpaceUsage(self.capacity, self.inodes)
 
 
 _TYPES: Final[dict[str, type]] = {

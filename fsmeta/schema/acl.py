@@ -45,7 +45,7 @@ assert _RECORD.size == 5
 assert _NAMED.size == 5
 
 
-class Entry(NamedTuple):
+class AclEntry(NamedTuple):
     """One entry as the kernel has it."""
 
     tag: int
@@ -80,7 +80,7 @@ class Acl(NamedTuple):
 # --- the kernel's format -------------------------------------------------------------------------
 
 
-def parse_entries(value: bytes) -> list[Entry]:
+def parse_entries(value: bytes) -> list[AclEntry]:
     """What an xattr's value holds, in whatever order; none: the ACL is to go.
 
     Raises: EINVAL, EOPNOTSUPP for another version.
@@ -93,13 +93,13 @@ def parse_entries(value: bytes) -> list[Entry]:
         raise OSError(errno.EOPNOTSUPP, "the ACL has another version")
     if (len(value) - _HEADER.size) % _ENTRY.size:
         raise OSError(errno.EINVAL, "the ACL is cut short")
-    entries = [Entry(*each) for each in _ENTRY.iter_unpack(value[_HEADER.size :])]
+    entries = [AclEntry(*each) for each in _ENTRY.iter_unpack(value[_HEADER.size :])]
     if any(entry.tag not in _TAGS for entry in entries):
         raise OSError(errno.EINVAL, "the ACL has an entry of no known kind")
     return entries
 
 
-def build(entries: list[Entry]) -> Acl:
+def build(entries: list[AclEntry]) -> Acl:
     """The ACL of entries in their order: posix_acl_valid() in the kernel.
 
     Raises: EINVAL, E2BIG.

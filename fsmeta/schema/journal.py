@@ -2,7 +2,7 @@
 
     row          field        value
     j<journal8>  p<domain8>   8 bytes: the last sequence of this journal that is published there
-                 h            msgpack map: whose journal it is, see `Holder`
+                 h            msgpack map: whose journal it is, see `JournalHolder`
 
 The domain is the inode of a directory, or 0. A row goes when its journal is empty and ends, so one
 with a holder says that there is a journal somewhere, whoever holds it now.
@@ -21,7 +21,7 @@ HOLDER_FIELD: Final = b"h"
 _MARK: Final = b"p"
 
 
-class Holder(NamedTuple):
+class JournalHolder(NamedTuple):
     """Who publishes from a journal, or was the last to."""
 
     session: int
@@ -44,15 +44,15 @@ def is_mark(field: bytes) -> bool:
     return field[:1] == _MARK
 
 
-def pack_holder(holder: Holder) -> bytes:
+def pack_holder(holder: JournalHolder) -> bytes:
     """The value of HOLDER_FIELD."""
     return keys.pack_map(holder._asdict())
 
 
-def unpack_holder(row: bytes, value: bytes) -> Holder:
+def unpack_holder(row: bytes, value: bytes) -> JournalHolder:
     """Raises: Corrupt."""
     found = keys.unpack_map(row, HOLDER_FIELD, value)
-    session, host, place = (found.get(name) for name in Holder._fields)
+    session, host, place = (found.get(name) for name in JournalHolder._fields)
     if type(session) is not int or not isinstance(host, str) or not isinstance(place, str):
         raise Corrupt(row, HOLDER_FIELD, f"not a journal's holder: {found!r}")
-    return Holder(session, host, place)
+    return JournalHolder(session, host, place)

@@ -48,7 +48,7 @@ class Owner(NamedTuple):
     id: int
 
 
-class Lock(NamedTuple):
+class LockRecord(NamedTuple):
     """A range that somebody holds, or wants."""
 
     owner: Owner
@@ -57,11 +57,11 @@ class Lock(NamedTuple):
     begin: int
     end: int
 
-    def overlaps(self, other: Lock) -> bool:
+    def overlaps(self, other: LockRecord) -> bool:
         """Whether both cover a byte."""
         return self.begin < other.end and other.begin < self.end
 
-    def bars(self, other: Lock) -> bool:
+    def bars(self, other: LockRecord) -> bool:
         """Whether both can't be held at once."""
         return (
             (self.write or other.write)
@@ -71,14 +71,14 @@ class Lock(NamedTuple):
         )
 
 
-class Wait(NamedTuple):
+class LockWait(NamedTuple):
     """Somebody who waits for a lock, and what its session calls the wait."""
 
-    lock: Lock
+    lock: LockRecord
     ticket: int
 
 
-Records: TypeAlias = tuple[list[Lock], list[Wait]]
+Records: TypeAlias = tuple[list[LockRecord], list[LockWait]]
 
 # version in the upper half of the first byte and 1 for writing in the lower, pid, session, owner,
 # begin, end
@@ -130,29 +130,29 @@ def waits_field(owner: int) -> bytes:
     return b"w" + _U64.pack(owner)
 
 
-def _pack_lock(lock: Lock) -> bytes:
+def _pack_lock(lock: LockRecord) -> bytes:
     (session, owner), pid, write, begin, end = lock
     return _LOCK.pack(_V1 | write, pid, session, owner, begin, end)
 
 
-def pack_locks(locks: Iterable[Lock]) -> bytes:
+def pack_locks(locks: Iterable[LockRecord]) -> bytes:
     """The value of a `fh` or `ph` field; empty is to be a deletion."""
     return b"".join(map(_pack_lock, locks))
 
 
-def pack_waits(waits: Iterable[Wait]) -> bytes:
+def pack_waits(waits: Iterable[LockWait]) -> bytes:
     """The value of a `fq` or `pq` field, and what is appended to it."""
     return b"".join(_pack_lock(lock) + _U64.pack(ticket) for lock, ticket in waits)
 
 
-def _lock(key: Key, head: int, numbers: Sequence[int]) -> Lock:
+def _lock(key: Key, head: int, numbers: Sequence[int]) -> LockRecord:
     pid, session, owner, begin, end = numbers
     if head >> 4 != _V1 >> 4 or head & 0xE or not begin < end <= LOCK_END:
         raise Corrupt(*key, f"lock {head:#x} {begin} to {end}")
-    return Lock(Owner(session, owner), pid, bool(head & 1), begin, end)
+    return LockRecord(Owner(session, owner), pid, bool(head & 1), begin, end)
 
 
-def unpack_locks(key: Key, value: bytes | None) -> list[Lock]:
+def unpack_locks(key: Key, value: bytes | None) -> list[LockRecord]:
     """Raises: Corrupt."""
     if not value:
         return []
@@ -161,14 +161,14 @@ def unpack_locks(key: Key, value: bytes | None) -> list[Lock]:
     return [_lock(key, head, numbers) for head, *numbers in _LOCK.iter_unpack(value)]
 
 
-def unpack_waits(key: Key, value: bytes | None) -> list[Wait]:
+def unpack_waits(key: Key, value: bytes | None) -> list[LockWait]:
     """Raises: Corrupt."""
     if not value:
         return []
     if len(value) % _WAIT.size:
         raise Corrupt(*key, f"length {len(value)}")
     return [
-        Wait(_lock(key, head, numbers), ticket)
+        LockWait(_lock(key, head, numbers), ticket)
         for head, *numbers, ticket in _WAIT.iter_unpack(value)
     ]
 

@@ -35,7 +35,7 @@ _U64 = struct.Struct(">Q")
 _WORDS = range(1 << 32)
 
 
-class View(Protocol):
+class FieldView(Protocol):
     """A store inside one of its own transactions."""
 
     def get(self, row: bytes, field: bytes) -> bytes | None: ...
@@ -49,7 +49,7 @@ Adder: TypeAlias = Callable[[Key, int, bytes, str], None]
 """Moves a counter by so much, within a limit as ADD has it; the tag is of its LimitExceeded."""
 
 
-def apply_commit(view: View, commit: Commit, add: Adder | None = None) -> None:
+def apply_commit(view: FieldView, commit: Commit, add: Adder | None = None) -> None:
     """Validate and apply `commit`; a repeat of an applied one, however late, does nothing.
 
     `add` is for an engine whose counters are more than a field each.
@@ -71,7 +71,7 @@ def apply_commit(view: View, commit: Commit, add: Adder | None = None) -> None:
         view.put(commit.fence, commit.worker, _U64.pack(commit.sequence))
 
 
-def _already_applied(view: View, commit: Commit, fence: bytes) -> bool:
+def _already_applied(view: FieldView, commit: Commit, fence: bytes) -> bool:
     edition = view.get(fence, FENCE_FIELD)
     if edition is None:
         raise Fenced(f"session {fence[1:].hex()} has ended")
@@ -102,7 +102,7 @@ def _assert_apart(writes: Sequence[Write]) -> None:
     assert deleted.isdisjoint(row for row, _ in moved), f"merged or added, and deleted: {writes}"
 
 
-def _apply_write(view: View, write: Write, add: Adder) -> None:
+def _apply_write(view: FieldView, write: Write, add: Adder) -> None:
     op, row = write[:2]
     if op == PUT:
         view.put(row, write[2], write[3])
@@ -129,7 +129,7 @@ def _apply_write(view: View, write: Write, add: Adder) -> None:
         raise AssertionError(f"unknown write {write!r}")
 
 
-def add_to(view: View, key: Key, delta: int, limit: bytes, tag: str) -> None:
+def add_to(view: FieldView, key: Key, delta: int, limit: bytes, tag: str) -> None:
     """Move a counter that is one field. Raises: LimitExceeded, Corrupt."""
     row, field = key
     value = add_decimal(row, field, view.get(row, field), delta)

@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from fsmeta.store.rollback import History
+from fsmeta.store.rollback import RollbackDetector
 
 FENCE_FIELD: Final = b"a"
 SCAN_PAGE: Final = 1000  # fields a page: ~100 kB, a few ms of any engine
@@ -184,7 +184,7 @@ class Store(Reads, Protocol):
     """A metadata engine. Reads raise Unavailable; `commit` also raises what it says."""
 
     name: str  # "redis", "sqlite", … for messages
-    history: History  # whether it may go back to an older state
+    history: RollbackDetector  # whether it may go back to an older state
 
     @property
     def round_trips(self) -> int:

@@ -2,7 +2,7 @@
 
 A Redis that is restarted from an old file, or a replica that lagged and takes over, answers as if
 what came since had never been. Ids would be handed out twice, and what clients were told is stored
-would not be there. `redis/engine` notices, and gives its clients a `History` that says so.
+would not be there. `redis/engine` notices, and gives its clients a `RollbackDetector` that says so.
 
 Called by the engine facade, the leader and the commands. Threading: any thread.
 """
@@ -20,7 +20,7 @@ class Review(NamedTuple):
     notes: tuple[str, ...] = ()  # as `warnings`, of what many choose for its speed
 
 
-class History(Protocol):
+class RollbackDetector(Protocol):
     """What a store can say about its past. Everything raises Unavailable."""
 
     def lineage(self) -> bytes:
@@ -50,4 +50,4 @@ class _Steady:
         return Review()
 
 
-STEADY: Final[History] = _Steady()
+STEADY: Final[RollbackDetector] = _Steady()

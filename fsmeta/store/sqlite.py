@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from fsmeta.errors import ConfigError, Rewound, StoreError, StoreFull, Unavailable
+from fsmeta.errors import ConfigError, StoreError, StoreFull, StoreRolledBack, Unavailable
 from fsmeta.runtime import Lock, Runtime
 from fsmeta.store.apply import apply_commit
 from fsmeta.store.contract import (
@@ -117,7 +117,7 @@ class SqliteStore:
     def _require_file(self) -> None:
         """What is written goes to the file that others open. Raises: Rewound."""
         if _file_of(self._path) != self._file:
-            raise Rewound(
+            raise StoreRolledBack(
                 f"sqlite: {self._path} was replaced or removed under this mount,"
                 " which writes nothing any more"
             )

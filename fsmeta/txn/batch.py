@@ -1,10 +1,10 @@
 """Several verbs that are committed as one: each is run as ever, and sees what those before wrote.
 
-`writeback/replay` makes one `Together` for an attempt and a `step` for each verb: a `Txn` that
+`writeback/replay` makes one `BatchTxn` for an attempt and a `step` for each verb: a `Txn` that
 reads through this. When a verb has returned, `take` adds its step to the commit: what it has read
 from the store is checked, what it found of the steps before is not, and of what several write to
-one field one write is left. What that can't be done with is `Unfit`: then nothing of the step is
-taken.
+one field one write is left. What that can't be done with is `CannotBatch`: then nothing of the step
+is taken.
 
 Threading: belongs to one call, as the `Txn` that it fills.
 """
@@ -39,11 +39,11 @@ OPS_MAX: Final = 1024  # checks and writes; a third of them in 129 rows take Red
 ROWS_MAX: Final = 144  # a segment's files; Redis 7.0 goes through all of them with each read
 
 
-class Unfit(Exception):
+class CannotBatch(Exception):
     """A verb is to be committed by itself, or at least not with those before it."""
 
 
-class Together:
+class BatchTxn:
     """What the steps so far lead to, and a store and a memory for the next one that show it."""
 
     def __init__(self, txn: Txn, store: Store, cache: RowCache) -> None:
@@ -167,19 +167,19 @@ class Together:
     def read_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes]]:
         """See `Reads`. Raises: Unfit where a step has written there."""
         if not self._rows.isdisjoint(rows):
-            raise Unfit("it reads rows that others of the same commit write")
+            raise CannotBatch("it reads rows that others of the same commit write")
         return self._store.read_rows(rows)
 
     def read_short_rows(self, rows: Sequence[bytes]) -> list[dict[bytes, bytes] | None]:
         """See `Reads`. Raises: as `read_rows`."""
         if not self._rows.isdisjoint(rows):
-            raise Unfit("it reads rows that others of the same commit write")
+            raise CannotBatch("it reads rows that others of the same commit write")
         return self._store.read_short_rows(rows)
 
     def scan(self, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> Page:
         """See `Reads`. Raises: as `read_rows`."""
         if row in self._rows:
-            raise Unfit("it reads a row that others of the same commit write")
+            raise CannotBatch("it reads a row that others of the same commit write")
         return self._store.scan(row, cursor, limit)
 
     # --- what a step did -------------------------------------------------------------------------
@@ -212,28 +212,30 @@ class Together:
     def _require_fit(self, step: Txn) -> list[tuple[Key, bytes | None]]:
         """What the store has to have at what a step has read of it. Raises: Unfit."""
         if step.fence is not None:
-            raise Unfit("it is committed in another session's name")
+            raise CannotBatch("it is committed in another session's name")
         more = len(step.reads) + len(step.writes)
         rows = {write[1] for write in step.writes} - self._rows
         if self._size() + more > OPS_MAX or len(self._rows) + len(rows) > ROWS_MAX:
-            raise Unfit("the commit is large enough")
+            raise CannotBatch("the commit is large enough")
         if not self._rows.isdisjoint(step.empties):
-            raise Unfit("a row is to be empty in which names have come or gone")
+            raise CannotBatch("a row is to be empty in which names have come or gone")
         checks: list[tuple[Key, bytes | None]] = []
         for key, value in step.reads.items():
             known = self._known(key)
             if isinstance(known, Missing):
                 if not self._is_changed(key):
                     if self._txn.reads.get(key, value) != value:
-                        raise Unfit("it has read something else than those before it")
+                        raise CannotBatch("it has read something else than those before it")
                     checks.append((key, value))
                     continue
                 if key not in self._base:
-                    raise Unfit("it supposes something of what others of the same commit change")
+                    raise CannotBatch(
+                        "it supposes something of what others of the same commit change"
+                    )
                 checks.append((key, self._base[key]))
                 known = self._after(key)
             if known != value:
-                raise Unfit("it expects something else than those before it leave")
+                raise CannotBatch("it expects something else than those before it leave")
         for write in step.writes:
             self._require_apart(write)
             if write[0] == MERGE:
@@ -254,7 +256,9 @@ class Together:
         op, row = write[:2]
         key = (row, write[2] if len(write) > 2 else b"")
         if op == SHIFT:
-            raise Unfit("what it moves depends on counters that those before it may have moved")
+            raise CannotBatch(
+                "what it moves depends on counters that those before it may have moved"
+            )
         if op == ADD:
             fits = isinstance(self._known(key), Missing)
             fits = fits and key not in self._tails and key not in self._merges
@@ -265,7 +269,7 @@ class Together:
         else:
             fits = key not in self._sums
         if not fits:
-            raise Unfit(f"it writes to {key!r} in another way than those before it")
+            raise CannotBatch(f"it writes to {key!r} in another way than those before it")
 
     def _require_mergeable(self, key: Key, parts: Parts) -> None:
         """Raises: Unfit where the store is to say whether a record takes a change."""
@@ -273,7 +277,7 @@ class Together:
         if isinstance(known, Missing):
             composed(self._merges.get(key, ()), parts)
         elif known is None:
-            raise Unfit("those before it have taken away what it changes")
+            raise CannotBatch("those before it have taken away what it changes")
         else:
             _merged(known, parts)
 
@@ -335,7 +339,7 @@ def _merged(record: bytes, parts: Parts) -> bytes:
     try:
         return merge(record, parts)
     except struct.error as error:
-        raise Unfit("what it counts was never so few") from error
+        raise CannotBatch("what it counts was never so few") from error
 
 
 def composed(first: Parts, second: Parts) -> Parts:
@@ -356,7 +360,7 @@ def composed(first: Parts, second: Parts) -> Parts:
                 part = head + part + tail
                 at, size = min(at, begin), len(part)
             else:
-                raise Unfit("a word is counted and overwritten")
+                raise CannotBatch("a word is counted and overwritten")
             del parts[begin]
         parts[at] = part
     return tuple(each for pair in parts.items() for each in pair)

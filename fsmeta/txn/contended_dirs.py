@@ -40,7 +40,7 @@ class _Busy:
         self.fields: Mapping[bytes, bytes | None] = {}  # of its inode, true at `since` or later
 
 
-class BusyDirs:
+class ContendedDirs:
     """Which directories are busy."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

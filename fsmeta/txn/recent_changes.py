@@ -18,7 +18,7 @@ Fields: TypeAlias = Mapping[bytes, bytes | None]
 Rows: TypeAlias = Mapping[bytes, Fields | None]  # None: any field
 
 
-class Others:
+class Invalidations:
     """The rows that others changed last."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Others:
         return False
 
 
-class Own:
+class LocalWrites:
     """Our own latest commits and reads, as they were taken in.
 
     A commit must know of reads, too: one that began after it was sent may have seen it applied.

@@ -29,9 +29,9 @@ from fsmeta.errors import (
     LimitExceeded,
     NotEmpty,
     Outdated,
-    Rewound,
     StoreError,
     StoreFull,
+    StoreRolledBack,
     Unavailable,
     Voided,
 )
@@ -82,7 +82,9 @@ class Transactor:
         self.edition = EDITION  # of the settings that verbs follow
         self.follow: Callable[[], None] | None = None  # learn new settings; sets `edition`
         self.rewound = ""  # why nothing is written any more, once that is so
-        self.on_rewound: Callable[[Rewound], object] = bool  # told once, by whoever finds out
+        self.on_rewound: Callable[[StoreRolledBack], object] = (
+            bool  # told once, by whoever finds out
+        )
         # told of rows that are vouched for no more because of a commit of ours
         self.on_ended: Callable[[Sequence[bytes]], object] = bool
         self._runtime = runtime
@@ -167,7 +169,7 @@ class Transactor:
             text = "directories lie too deep for one change: rename some to a place further up"
             raise OSError(errno.ENAMETOOLONG, text)
         if self.rewound and txn.writes:
-            raise Rewound(self.rewound)
+            raise StoreRolledBack(self.rewound)
         mark = self.cache.mark()
         worker = self._idle.pop() if self._idle else self._new_worker()
         number, fence = next(self._sequences), txn.fence or self.fence
@@ -203,7 +205,7 @@ class Transactor:
         except StoreFull as error:
             self._idle.append(worker)
             raise OSError(errno.ENOSPC, "the metadata store is full") from error
-        except Rewound as error:
+        except StoreRolledBack as error:
             self._idle.append(worker)
             self.stop_writing(error)
             raise
@@ -232,7 +234,7 @@ class Transactor:
         read.difference_update([write[1] for write in txn.writes])
         return {*busy, *read} if len(read) > WATCHED_MAX else busy
 
-    def stop_writing(self, error: Rewound) -> None:
+    def stop_writing(self, error: StoreRolledBack) -> None:
         """The store has gone back: what we know and what it has must not be mixed."""
         with self._lock:
             first = not self.rewound
@@ -240,7 +242,9 @@ class Transactor:
             self.fence = None  # reads still have to be proven
         if first:
             self.cache.forget()
-            self.on_rewound(Rewound(self.rewound))  # one without a traceback, which may be kept
+            self.on_rewound(
+                StoreRolledBack(self.rewound)
+            )  # one without a traceback, which may be kept
 
     def _send(self, commit: Commit) -> Applied | None:
         """Commit; once an answer was lost, repeat until the store says what became of it."""
@@ -256,7 +260,7 @@ class Transactor:
             except Unavailable:
                 if not doubtful:
                     raise
-            except Rewound:
+            except StoreRolledBack:
                 raise
             except StoreError as refusal:  # of the repeat, by what has become so since, perhaps
                 if doubtful and self._was_applied(commit, refusal):

@@ -32,8 +32,8 @@ from fsmeta.runtime import Runtime
 from fsmeta.schema.keys import ATTR_FIELD, DIR_PREFIX, INODE_PREFIX
 from fsmeta.store.apply import merge
 from fsmeta.store.contract import APPEND, DELETE, DELETE_ROW, MERGE, PUT, Write, is_table
-from fsmeta.txn.contended_dirs import BusyDirs
-from fsmeta.txn.recent_changes import Others, Own, Rows
+from fsmeta.txn.contended_dirs import ContendedDirs
+from fsmeta.txn.recent_changes import Invalidations, LocalWrites, Rows
 
 ROWS_MAX: Final = 100_000  # about 60 MB with two small records a row
 ROW_FIELDS_MAX: Final = 20_000  # of one row, say a directory's names: about 4 MB
@@ -100,15 +100,15 @@ class RowCache:
         self._rows_max, self._fields_max, self._bytes_max = rows_max, fields_max, bytes_max
         self._big_bytes = 0  # of big values, since they were counted; written under _lock
         self._stored = 0  # fields, since they were counted; written under _lock
-        self.busy = BusyDirs(runtime.monotonic)
+        self.busy = ContendedDirs(runtime.monotonic)
         self._lock = runtime.lock()
         self._rows: dict[bytes, dict[bytes, bytes | None]] = {}  # written under _lock
         self._vouched: set[bytes] = set()  # written under _lock
         self._complete: set[bytes] = set()  # rows of which we know every field; under _lock
         self._ours: set[bytes] = set()  # those of them that were empty once; under _lock
         self._scanned: dict[bytes, bytes] = {}  # rows known up to this cursor; under _lock
-        self._others = Others()  # written under _lock
-        self._own = Own()  # written under _lock
+        self._others = Invalidations()  # written under _lock
+        self._own = LocalWrites()  # written under _lock
 
     def get(self, row: bytes, field: bytes, need_vouched: bool) -> bytes | Missing | None:
         """The value, None where there is none, MISSING where that is not known."""

@@ -28,14 +28,14 @@ from fsmeta.store.contract import (
     Reads,
     Write,
 )
-from fsmeta.txn.contended_dirs import BusyDirs
+from fsmeta.txn.contended_dirs import ContendedDirs
 from fsmeta.txn.row_cache import Mark, Missing
 
 
 class Memory(Protocol):
     """What a verb's reads need of a `RowCache`."""
 
-    busy: BusyDirs
+    busy: ContendedDirs
 
     def get(self, row: bytes, field: bytes, need_vouched: bool) -> bytes | Missing | None:
         """See `RowCache`, as the others."""

@@ -19,18 +19,18 @@ from fsmeta.ops.data import extent, packing, ranges
 from fsmeta.ops.data.ranges import Span
 from fsmeta.ops.names import atime, attr, create, flags, link, remove, rename, xattr
 from fsmeta.ops.names.create import NewNode
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.rules.context import Env
 from fsmeta.rules.settings import VolumeFormat
 from fsmeta.schema import slices as schema_slices
 from fsmeta.schema.segments import OpenSegment
 from fsmeta.schema.trash import hour_at
-from fsmeta.types import Caller, Ino, SetAttr, Slice, SliceId, SliceKind, Usage
+from fsmeta.types import Caller, Ino, SetAttr, Slice, SliceId, SliceKind, SpaceUsage
 from fsmeta.writeback.overlay import Laid
 
 VERSION: Final = 2  # 1 has no `after`
 EVERY: Final = 0  # the domain of what must wait for all, and all for it; no inode has this number
-_NO_LIMITS: Final = Usage(0, 0)  # what was accepted is not refused later
+_NO_LIMITS: Final = SpaceUsage(0, 0)  # what was accepted is not refused later
 
 # What programs rely on when another mount sees it, so what is to be seen in order.
 VERBS: Final[dict[str, Callable[..., Any]]] = {
@@ -51,7 +51,7 @@ GIVING_WAY: Final = frozenset((extent.replace_prefix, packing.pack, atime.touch_
 # What lets a file list slices of another one: only where others can read them.
 SHARING: Final = frozenset((ranges.copy_file_range,))
 NAMES: Final = {verb: name for name, verb in VERBS.items()}
-_RECORDS: Final[Sequence[type]] = (Caller, NewNode, Place, SetAttr, Slice, Span)
+_RECORDS: Final[Sequence[type]] = (Caller, NewNode, DentryLocation, SetAttr, Slice, Span)
 _CODES: Final = {kind: code for code, kind in enumerate(_RECORDS, 1)}
 _packers: Final[list[Any]] = []  # that nobody uses; as many as records in records, a thread
 
@@ -123,7 +123,7 @@ class Moved(NamedTuple):
     segment: OpenSegment
 
 
-class Entry:
+class LogEntry:
     """One change that is held back."""
 
     __slots__ = (
@@ -181,12 +181,12 @@ class Entry:
     def __str__(self) -> str:
         """What is told of it where it can't be published."""
         names = [each for each in self.args if isinstance(each, bytes)]
-        names += [each.name for each in self.args if isinstance(each, Place)]
+        names += [each.name for each in self.args if isinstance(each, DentryLocation)]
         shown = " ".join(name.decode(errors="replace") for name in names[:2])
         return f"{self.name} {shown or f'of inode {self.inos[0]}'}"
 
 
-def unpack(data: bytes) -> Entry:
+def unpack(data: bytes) -> LogEntry:
     """The entry that `pack` made bytes of. Raises: StoreError."""
     try:
         fields = msgpack.unpackb(data, ext_hook=_record, use_list=False, strict_map_key=False)
@@ -194,7 +194,7 @@ def unpack(data: bytes) -> Entry:
         if version not in (1, VERSION) or name not in VERBS:
             raise StoreError(f"entry {name!r} of version {version}: upgrade slicefs")
         (after,) = more if version == VERSION else (None,)
-        entry = Entry(name, caller, now_ns, args)
+        entry = LogEntry(name, caller, now_ns, args)
         entry.sequence = sequence
         entry.domains = frozenset(domains)
         entry.guards = tuple(Guard(*each) for each in guards)
@@ -242,7 +242,7 @@ class Subjects(NamedTuple):
 
     parents: tuple[Ino, ...]  # directories in which names change
     inos: tuple[Ino, ...]  # inodes that are changed by number
-    names: tuple[Place, ...]  # names that must lead where they did
+    names: tuple[DentryLocation, ...]  # names that must lead where they did
 
 
 def subjects(name: str, args: Sequence[Any]) -> Subjects:
@@ -250,7 +250,7 @@ def subjects(name: str, args: Sequence[Any]) -> Subjects:
     if name == "create":
         return Subjects((args[0],), (), ())
     if name in ("unlink", "rmdir"):
-        return Subjects((args[0],), (), (Place(args[0], args[1]),))
+        return Subjects((args[0],), (), (DentryLocation(args[0], args[1]),))
     if name == "rename":
         old, new, flags = args[:3]
         both = (old, new) if flags == rename.EXCHANGE else (old,)

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from fsmeta.schema import keys
 from fsmeta.store.contract import Commit, Key
-from fsmeta.writeback.log_entry import Entry, Guard, Log, slices_of, subjects
-from fsmeta.writeback.order_domains import Domains, Get
+from fsmeta.writeback.log_entry import Guard, Log, LogEntry, slices_of, subjects
+from fsmeta.writeback.order_domains import Get, OrderDomains
 
 
 def entry_of(
-    name: str, commit: Commit, reads: dict[Key, bytes | None], log: Log, domains: Domains, get: Get
-) -> Entry:
+    name: str,
+    commit: Commit,
+    reads: dict[Key, bytes | None],
+    log: Log,
+    domains: OrderDomains,
+    get: Get,
+) -> LogEntry:
     """What the log would say of a commit of the verb `name`, which has checked `reads`."""
     _, caller, now_ns, args = commit.call
-    entry = Entry(name, caller, now_ns, args)
+    entry = LogEntry(name, caller, now_ns, args)
     entry.needs = log.needs(slices_of(name, args))
     entry.domains = domains.of(get, name, args)
     what = subjects(name, args)
@@ -33,7 +38,7 @@ def entry_of(
     return entry
 
 
-def is_first_name(entry: Entry, commit: Commit) -> bool:
+def is_first_name(entry: LogEntry, commit: Commit) -> bool:
     """Whether link(2) names a file of O_TMPFILE: it is no more if its client dies before that."""
     return entry.name == "link" and any(
         field == keys.NAMELESS_FIELD and value is not None for _, field, value in commit.checks

@@ -23,7 +23,7 @@ Get: TypeAlias = Callable[[Key], bytes | None]
 _DEPTH_MAX: Final = 10_000  # what lies deeper is of no domain: each may be in the way of all
 
 
-class Domains:
+class OrderDomains:
     """Finds domains, and remembers them."""
 
     def __init__(self, depth: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from fsmeta.writeback.log_entry import EVERY, Entry
+from fsmeta.writeback.log_entry import EVERY, LogEntry
 
 
 class Goal(NamedTuple):
@@ -27,22 +27,22 @@ class Goal(NamedTuple):
     upto: int | None
 
 
-class Backlog:
+class PublishQueue:
     """One queue a domain; an entry stands in that of each of its domains."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}  # by sequence, in order
-        self._queues: dict[int, deque[Entry]] = {}
+        self._entries: dict[int, LogEntry] = {}  # by sequence, in order
+        self._queues: dict[int, deque[LogEntry]] = {}
         self._inos: dict[int, int] = {}  # how many entries change an inode
         self.lost: set[int] = set()  # domains in which something that was accepted is lost
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[LogEntry]:
         return iter(self._entries.values())
 
-    def oldest(self) -> Entry | None:
+    def oldest(self) -> LogEntry | None:
         """The entry that waits longest."""
         return next(iter(self._entries.values()), None)
 
@@ -91,11 +91,11 @@ class Backlog:
         if lost and (EVERY in lost or EVERY in domains or not lost.isdisjoint(domains)):
             raise OSError(errno.EIO, "what was written there before is lost")
 
-    def is_lost(self, entry: Entry) -> bool:
+    def is_lost(self, entry: LogEntry) -> bool:
         """Whether an entry may never be published."""
         return bool(self.lost) and not self.lost.isdisjoint((EVERY, *entry.domains))
 
-    def behind(self, first: Entry) -> set[int]:
+    def behind(self, first: LogEntry) -> set[int]:
         """The domains in which something waits for `first`, or for what waits for it."""
         found = set(first.domains)
         for entry in self._entries.values():
@@ -105,7 +105,7 @@ class Backlog:
                 found |= entry.domains
         return found
 
-    def refuse_behind(self, key: str) -> list[Entry]:
+    def refuse_behind(self, key: str) -> list[LogEntry]:
         """`refuse` where something waits for an object; what is refused for the first time."""
         found = [
             entry
@@ -124,11 +124,11 @@ class Backlog:
         queues = self._queues.items()
         return any(queue[0].sequence <= upto for domain, queue in queues if domain not in self.lost)
 
-    def leads(self, entry: Entry) -> bool:
+    def leads(self, entry: LogEntry) -> bool:
         """Whether nothing stands before an entry."""
         return all(self._queues[d][0] is entry for d in self._standing(entry))
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LogEntry) -> None:
         """Put an entry behind all others of its domains."""
         domains = entry.domains
         if EVERY in domains:
@@ -142,7 +142,7 @@ class Backlog:
         for ino in entry.inos:
             self._inos[ino] = self._inos.get(ino, 0) + 1
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: LogEntry) -> None:
         """An entry has been published; it was the first of its domains."""
         del self._entries[entry.sequence]
         for domain in self._standing(entry):
@@ -156,13 +156,13 @@ class Backlog:
             if not self._inos[ino]:
                 del self._inos[ino]
 
-    def _standing(self, entry: Entry) -> list[int]:
+    def _standing(self, entry: LogEntry) -> list[int]:
         """The queues that an entry stands in."""
         if EVERY not in entry.domains:
             return list(entry.domains)
         return [domain for domain, queue in self._queues.items() if entry in queue]
 
-    def next_run(self, ready: Callable[[Entry], bool], most: int) -> list[Entry]:
+    def next_run(self, ready: Callable[[LogEntry], bool], most: int) -> list[LogEntry]:
         """`next`, and those that follow it where both are of one domain alone; at most so many."""
         first = self.next(ready)
         if first is None:
@@ -175,7 +175,7 @@ class Backlog:
                 run.append(entry)
         return run
 
-    def next(self, ready: Callable[[Entry], bool]) -> Entry | None:
+    def next(self, ready: Callable[[LogEntry], bool]) -> LogEntry | None:
         """The oldest entry whose turn it is, given which have their blocks in the store."""
         heads = {queue[0].sequence: queue[0] for queue in self._queues.values()}
         for sequence in sorted(heads):

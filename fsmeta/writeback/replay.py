@@ -26,17 +26,17 @@ from fsmeta.rules.context import find
 from fsmeta.schema import keys
 from fsmeta.schema.journal import (
     HOLDER_FIELD,
-    Holder,
+    JournalHolder,
     is_mark,
     journal_row,
     mark_field,
     pack_holder,
 )
 from fsmeta.store.contract import ADD, SHIFT
-from fsmeta.txn.batch import Together
+from fsmeta.txn.batch import BatchTxn
 from fsmeta.txn.txn import Txn
 from fsmeta.types import NAME_MAX, ROOT_INO, FileType, Ino
-from fsmeta.writeback.log_entry import EVERY, VERBS, Entry, Rules
+from fsmeta.writeback.log_entry import EVERY, VERBS, LogEntry, Rules
 
 LOST_AND_FOUND: Final = b"lost+found"
 LOST_AND_FOUND_MAX: Final = 1000  # names that are tried: as many as users may have taken
@@ -45,7 +45,7 @@ CAREFUL: Final = 16  # entries after a conflict: each may cost a request
 
 
 def publish(
-    txn: Txn, journal: int, entry: Entry, charging: Charging, is_last: bool = False
+    txn: Txn, journal: int, entry: LogEntry, charging: Charging, is_last: bool = False
 ) -> bool:
     """Run an entry's verb; False where that had been done before.
 
@@ -73,9 +73,9 @@ def attempts(most: int) -> Iterator[int]:
 
 def publish_run(
     txn: Txn,
-    together: Callable[[Txn], Together],
+    together: Callable[[Txn], BatchTxn],
     journal: int,
-    entries: Sequence[Entry],
+    entries: Sequence[LogEntry],
     lasts: Sequence[bool],
     charging: Charging,
     most_at: Iterator[int],
@@ -105,7 +105,7 @@ def publish_run(
     return done or [publish(txn, journal, entries[0], charging, lasts[0])]
 
 
-def is_published(txn: Txn, journal: int, entry: Entry) -> bool:
+def is_published(txn: Txn, journal: int, entry: LogEntry) -> bool:
     """Whether the store has an entry."""
     row = journal_row(journal)
     marks = txn.get_many([(row, mark_field(domain)) for domain in sorted(entry.domains)])
@@ -120,24 +120,24 @@ def _lift_limits(txn: Txn) -> None:
             txn.writes[at] = (*write[:limit_at], b"0", *write[limit_at + 1 :])
 
 
-def _mark(txn: Txn, journal: int, entry: Entry) -> None:
+def _mark(txn: Txn, journal: int, entry: LogEntry) -> None:
     row = journal_row(journal)
     for domain in entry.domains:
         txn.put(row, mark_field(domain), keys.pack_u64(entry.sequence))
 
 
-def leave_out(txn: Txn, journal: int, entry: Entry) -> None:
+def leave_out(txn: Txn, journal: int, entry: LogEntry) -> None:
     """Tick an entry off without doing it: what others did stands."""
     if not is_published(txn, journal, entry):
         _mark(txn, journal, entry)
 
 
-def keeps_data(entry: Entry) -> bool:
+def keeps_data(entry: LogEntry) -> bool:
     """Whether leaving an entry out would lose a file's data."""
     return entry.name == "create" and FileType.of_mode(entry.args[2].mode) is not FileType.DIR
 
 
-def rescue(txn: Txn, journal: int, entry: Entry, lost: Ino, charging: Charging) -> None:
+def rescue(txn: Txn, journal: int, entry: LogEntry, lost: Ino, charging: Charging) -> None:
     """Make the file of an entry in directory `lost`, under its name and number."""
     if is_published(txn, journal, entry):
         return
@@ -174,7 +174,7 @@ def lost_and_found(txn: Txn, name: bytes) -> Ino | None:
     return found.attr.ino if found.type is FileType.DIR and not found.attr.uid else None
 
 
-def announce(txn: Txn, journal: int, holder: Holder) -> None:
+def announce(txn: Txn, journal: int, holder: JournalHolder) -> None:
     """Say whose a journal is: from now on gc knows that somebody may publish from it."""
     txn.put(journal_row(journal), HOLDER_FIELD, pack_holder(holder))
 

@@ -10,19 +10,19 @@ when something is published or refused.
 from __future__ import annotations
 
 from fsmeta.runtime import Condition, Runtime
-from fsmeta.writeback.log_entry import EVERY, Entry
-from fsmeta.writeback.publish_queue import Backlog, Goal
+from fsmeta.writeback.log_entry import EVERY, LogEntry
+from fsmeta.writeback.publish_queue import Goal, PublishQueue
 
 
 class Settling:
     """See the module."""
 
-    def __init__(self, cond: Condition, backlog: Backlog, runtime: Runtime) -> None:
+    def __init__(self, cond: Condition, backlog: PublishQueue, runtime: Runtime) -> None:
         self._cond = cond
         self._backlog = backlog
         self._runtime = runtime
 
-    def await_entry(self, entry: Entry) -> None:
+    def await_entry(self, entry: LogEntry) -> None:
         """Wait until the store has an entry. Raises: EIO where what is before it is lost."""
         with self._cond:
             while self._backlog.has(entry.sequence):

@@ -27,15 +27,15 @@ from fsmeta.store.contract import Applied, Commit, Listener, Record, RowPage, St
 from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import FileType, Ino
 from fsmeta.writeback.held_room import HeldRoom
-from fsmeta.writeback.log_entry import GIVING_WAY, NAMES, SHARING, Entry, Log, Moved, slices_of
+from fsmeta.writeback.log_entry import GIVING_WAY, NAMES, SHARING, Log, LogEntry, Moved, slices_of
 from fsmeta.writeback.log_entry_of import entry_of, is_first_name
-from fsmeta.writeback.order_domains import Domains, reading
+from fsmeta.writeback.order_domains import OrderDomains, reading
 from fsmeta.writeback.overlay import Over, Overlay
 from fsmeta.writeback.overlay_reads import OverlaidReads
 from fsmeta.writeback.passing import Passing
-from fsmeta.writeback.publish_queue import Backlog, Goal
+from fsmeta.writeback.publish_queue import Goal, PublishQueue
 from fsmeta.writeback.settling import Settling
-from fsmeta.writeback.validation import DISTURBED_S, Acceptance, Base, is_fresh, written
+from fsmeta.writeback.validation import DISTURBED_S, Base, Validation, is_fresh, written
 
 BENEATH_ROWS: Final = 10_000  # what the verbs of a few trees read again and again
 
@@ -53,26 +53,26 @@ class StagedStore:
         self.read_rows, self.read_short_rows = reads.read_rows, reads.read_short_rows
         self.scan, self._require_empty = reads.scan, reads.require_empty
         self.name = inner.name
-        self.backlog = Backlog()  # guarded by _cond, as all below
+        self.backlog = PublishQueue()  # guarded by _cond, as all below
         self._room = HeldRoom(self._cond, runtime)
         self._settling = Settling(self._cond, self.backlog, runtime)
         self._runtime = runtime
         self._log: Log | None = None
-        self._domains = Domains(1)
+        self._domains = OrderDomains(1)
         self._passing = Passing(inner)
         self._sequence = 0
-        self._accept = Acceptance(inner, self._overlay, self._cond, self.beneath)
+        self._accept = Validation(inner, self._overlay, self._cond, self.beneath)
         self._foreign: set[bytes] = set()  # overlaid rows that others have changed meanwhile
-        self._replayed: Entry | None = None  # while a journal is read, by one thread
+        self._replayed: LogEntry | None = None  # while a journal is read, by one thread
         self._listener: Listener | None = None
         self.on_kept: Callable[[Sequence[int], bool], None] = lambda *_: None  # slices held, or not
         self.history = inner.history
-        self.on_held: Callable[[Entry], object] = bool  # told of each entry; under the lock
+        self.on_held: Callable[[LogEntry], object] = bool  # told of each entry; under the lock
         self.sync_waits = False  # sync means published, not only journalled
 
     def attach(self, log: Log, depth: int, sequence: int) -> None:
         """Hold back from now on; the last entry ever made had the number `sequence`."""
-        self._domains = Domains(depth)
+        self._domains = OrderDomains(depth)
         self._sequence = sequence
         self._log = log
 
@@ -178,7 +178,7 @@ class StagedStore:
             self._write_down(log, entry, commit, position)
         return held
 
-    def _judge(self, entry: Entry, commit: Commit) -> tuple[list[Over | None], bool]:
+    def _judge(self, entry: LogEntry, commit: Commit) -> tuple[list[Over | None], bool]:
         """What is over the checks of a commit, and whether it is held back: then there is room.
 
         The caller holds the lock. Raises: Unavailable.
@@ -189,7 +189,7 @@ class StagedStore:
             if not held or self._replayed is not None or not self._room.wait():
                 return over, held
 
-    def _must_wait(self, entry: Entry, commit: Commit, over: Sequence[Over | None]) -> bool:
+    def _must_wait(self, entry: LogEntry, commit: Commit, over: Sequence[Over | None]) -> bool:
         """Whether a commit is held back, given what is `over` its checks; lock held."""
         if self._replayed is not None or entry.needs or self._accept.concerns(commit, over):
             return True
@@ -289,7 +289,7 @@ class StagedStore:
 
     # --- what is held back -----------------------------------------------------------------------
 
-    def _ask_and_lay(self, log: Log, entry: Entry, commit: Commit, mark: int) -> int:
+    def _ask_and_lay(self, log: Log, entry: LogEntry, commit: Commit, mark: int) -> int:
         """`_lay` with what the store says. Raises: as that."""
         base = self._accept.read_base(commit)
         for row in commit.empties:
@@ -301,7 +301,7 @@ class StagedStore:
     def _lay(
         self,
         log: Log,
-        entry: Entry,
+        entry: LogEntry,
         commit: Commit,
         over: Sequence[Over | None],
         mark: int,
@@ -334,7 +334,7 @@ class StagedStore:
             self._cond.notify_all()  # who publishes waits for the first of a domain
         return position
 
-    def _write_down(self, log: Log, entry: Entry, commit: Commit, position: int) -> None:
+    def _write_down(self, log: Log, entry: LogEntry, commit: Commit, position: int) -> None:
         """Return when the journal has an entry, or the store where the disk failed."""
         if self._replayed is not None:
             return
@@ -344,14 +344,14 @@ class StagedStore:
 
     # --- publication -----------------------------------------------------------------------------
 
-    def add_unshown(self, entry: Entry) -> None:
+    def add_unshown(self, entry: LogEntry) -> None:
         """An entry of a journal that can't be shown: `publish` says what becomes of it."""
         with self._cond:
             self.backlog.add(entry)
             self.on_kept([slice_id for slice_id, _ in slices_of(entry.name, entry.args)], True)
 
     @contextmanager
-    def replaying(self, entry: Entry) -> Iterator[None]:
+    def replaying(self, entry: LogEntry) -> Iterator[None]:
         """The next commit is that of an entry that is in the journal already."""
         self._replayed = entry
         try:
@@ -360,8 +360,8 @@ class StagedStore:
             self._replayed = None
 
     def next_run(
-        self, ready: Callable[[Entry], bool], ended: Callable[[], bool], most: int
-    ) -> list[Entry]:
+        self, ready: Callable[[LogEntry], bool], ended: Callable[[], bool], most: int
+    ) -> list[LogEntry]:
         """Wait for entries to be published, at most so many; none once `ended`."""
         with self._cond:
             while not ended():
@@ -376,7 +376,7 @@ class StagedStore:
         with self._cond:
             self._cond.notify_all()
 
-    def move(self, entry: Entry, moved: Moved | None) -> bool:
+    def move(self, entry: LogEntry, moved: Moved | None) -> bool:
         """The bytes of a write are elsewhere, or where it says; False where it waits no more."""
         with self._cond:
             waits = self.backlog.has(entry.sequence)
@@ -387,7 +387,7 @@ class StagedStore:
                 self._accept.changed([key])
             return waits
 
-    def published(self, outcomes: Iterable[tuple[Entry, bool]]) -> None:
+    def published(self, outcomes: Iterable[tuple[LogEntry, bool]]) -> None:
         """The store has entries; with each: whether what this mount shows is what became of it."""
         rows: set[bytes] = set()
         with self._cond:
@@ -441,7 +441,7 @@ class StagedStore:
             self._cond.notify_all()
             return self._sequence
 
-    def refuse_behind(self, key: str) -> list[Entry]:
+    def refuse_behind(self, key: str) -> list[LogEntry]:
         """As `refuse`, where something waits for an object; what is refused for the first time."""
         with self._cond:
             found = self.backlog.refuse_behind(key)

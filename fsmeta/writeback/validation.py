@@ -70,7 +70,7 @@ class _Changes:
         return False
 
 
-class Acceptance:
+class Validation:
     """Judges commits before they are held back."""
 
     def __init__(self, inner: Store, overlay: Overlay, cond: Condition, beneath: RowCache) -> None:

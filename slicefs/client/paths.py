@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from fsclient.kernel.contract import Entry
+from fsclient.kernel.contract import EntryOut
 from fsmeta.errors import StoreError
 from fsmeta.types import Attr, Caller, FileType, Ino
 from slicefs.client.connection import Connection, as_oserror
@@ -69,7 +69,7 @@ class View:
         except (OSError, StoreError) as error:
             raise as_oserror(error, path) from error
 
-    def entry(self, entry: Entry) -> Attr:
+    def entry(self, entry: EntryOut) -> Attr:
         """The attributes in an answer, whose lookup is taken back. Raises: ENOENT."""
         if entry.attr is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fsclient.cli.upkeep.gc import Packed
+from fsclient.cli.upkeep.gc import PackReport
 from tests import waiting
 from tests.cli.test_gc import end_sessions
 from tests.faults.load import content
@@ -23,7 +23,7 @@ FILES = 60
 
 def pack(volume: Volume, *options: str) -> Any:
     found = json.loads(succeed("gc", volume.meta, "--pack", "--json", *options))
-    return Packed(*(found[name] for name in Packed._fields))
+    return PackReport(*(found[name] for name in PackReport._fields))
 
 
 def write(folder: Path, count: int = FILES) -> dict[str, bytes]:

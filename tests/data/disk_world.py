@@ -15,8 +15,8 @@ from fsdata.disk_cache.disk import Disk, DiskLimits
 from fsdata.disk_cache.file_io import CacheFiles, OsFiles
 from fsdata.format.block_v1 import Codec
 from fsdata.objects.mem import MemObjects
-from fsdata.resources.block_cache import MemCache
-from fsdata.resources.memory_budget import BUFFER_BYTES_MIN, Budget
+from fsdata.resources.block_cache import BlockCache
+from fsdata.resources.memory_budget import BUFFER_BYTES_MIN, MemoryBudget
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.types import SliceId
@@ -48,8 +48,8 @@ class CacheWorld:
         runtime: Runtime = RUNTIME,
     ) -> None:
         self.objects = objects or FaultyObjects(RUNTIME, MemObjects(RUNTIME))
-        self.budget = Budget(runtime, BUFFER_BYTES_MIN)
-        self.memory = MemCache(runtime, self.budget, BLOCK)
+        self.budget = MemoryBudget(runtime, BUFFER_BYTES_MIN)
+        self.memory = BlockCache(runtime, self.budget, BLOCK)
         self.idle = self.budget.gauges().cached
         limits = limits or DiskLimits(64 * MIB, free_ratio=0)
         self.disks = [Disk(runtime, files or OsFiles(), str(r), volume, limits) for r in roots]

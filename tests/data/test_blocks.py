@@ -10,8 +10,8 @@ from fsdata.blocks.blocks import BlockStore
 from fsdata.format.block_v1 import Codec, head_bytes
 from fsdata.format.object_keys import object_key, parse_key
 from fsdata.objects.mem import MemObjects
-from fsdata.resources.block_cache import MemCache
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.block_cache import BlockCache
+from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError, Unavailable
 from fsmeta.runtime import Event, Runtime, SystemRuntime
 from fsmeta.types import FRAME_BYTES, SliceId
@@ -55,8 +55,8 @@ class Store:
         self.open(codec)
 
     def open(self, codec: Codec) -> None:
-        self.budget = Budget(RUNTIME)
-        self.cache = MemCache(RUNTIME, self.budget, BLOCK)
+        self.budget = MemoryBudget(RUNTIME)
+        self.cache = BlockCache(RUNTIME, self.budget, BLOCK)
         self.idle = self.budget.gauges().cached  # the room for spares
         self.blocks = BlockStore(self.runtime, self.objects, self.cache, codec, BLOCK)
 

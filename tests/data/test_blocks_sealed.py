@@ -11,8 +11,8 @@ from fsdata.format.block_v2 import UNIT_BYTES
 from fsdata.format.encryption import Sealer
 from fsdata.format.object_keys import object_key
 from fsdata.objects.mem import MemObjects
-from fsdata.resources.block_cache import MemCache
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.block_cache import BlockCache
+from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.errors import ObjectDamaged
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SliceId
@@ -31,7 +31,7 @@ class Store:
 
     def __init__(self, codec: Codec, sealer: Sealer | None) -> None:
         self.objects = FaultyObjects(RUNTIME, MemObjects(RUNTIME))
-        self.cache = MemCache(RUNTIME, Budget(RUNTIME), BLOCK)
+        self.cache = BlockCache(RUNTIME, MemoryBudget(RUNTIME), BLOCK)
         self.blocks = BlockStore(RUNTIME, self.objects, self.cache, codec, BLOCK, sealer)
         for index in range(2):
             data = DATA[index * BLOCK : (index + 1) * BLOCK]
@@ -108,7 +108,7 @@ def test_damage_on_the_way_is_asked_for_once_more(
     store = Store(codec, sealer)
     for region in (1, 8 * 14, 8 * 30, 8 * 300, 8 * 5_000):  # magic, head, table, payload
         for lost in (store.cache, store.blocks._ranges._heads):
-            lost.drop((ONE, 0)) if isinstance(lost, MemCache) else lost.clear()
+            lost.drop((ONE, 0)) if isinstance(lost, BlockCache) else lost.clear()
         before = store.blocks.stats()
         store.objects.flip_at, store.objects.flips = region, 1
         assert store.read(1_000, 80_000, whole) == DATA[1_000:80_000]

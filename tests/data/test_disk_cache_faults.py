@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.kernel.contract import Opened
+from fsclient.kernel.contract import OpenOut
 from fsdata.disk_cache import health as disk_cache_health, member
 from fsdata.disk_cache.disk import DiskLimits
 from fsdata.disk_cache.format import BadFile
@@ -330,7 +330,7 @@ class TestFuse:
         fs = RamFS()
         # it says that a file system should not answer EIO; this one is told to
         monkeypatch.setattr(logging.getLogger("fsclient.fuse.dispatch.dispatch"), "disabled", True)
-        fs.opened = Opened(0, direct_io=True)
+        fs.opened = OpenOut(0, direct_io=True)
         return fs
 
     @pytest.mark.parametrize("verb", ["read", "open"])

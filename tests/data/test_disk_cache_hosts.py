@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.kernel.contract import Buffer, Opened
+from fsclient.kernel.contract import Buffer, OpenOut
 from fsdata.disk_cache import member
 from fsdata.disk_cache.disk import SLACK_SHARE, DiskLimits
 from fsdata.format.object_keys import object_key
@@ -47,7 +47,7 @@ class Server(RamFS):
 def hosts(tmp_path: Path) -> Iterator[list[CacheWorld]]:
     """Two hosts with one cache directory and what they read in the store."""
     server = Server()
-    server.opened = Opened(0, direct_io=True)  # the host keeps no pages that would hide it
+    server.opened = OpenOut(0, direct_io=True)  # the host keeps no pages that would hide it
     with serving(server, tmp_path / "a"), serving(server, tmp_path / "b"):
         limits = DiskLimits(CAPACITY, free_ratio=0)
         worlds = [CacheWorld([tmp_path / name / "cache"], limits) for name in "ab"]

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, strategies as st
 
 from fsdata.format.geometry import COMPACT_SLICES, block_ranges, chunk_ranges, should_compact
-from fsmeta.slices import Segment, covered, resolve
+from fsmeta.slices import Extent, covered, resolve
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId, SliceKind
 
 SIZE = 60
@@ -63,9 +63,9 @@ def test_neighbours_are_merged(slices: list[Slice]) -> None:
 
 def test_appended_and_split_slices() -> None:
     a, b = Slice(0, SliceId(1), 10, 0, 10), Slice(10, SliceId(2), 5, 0, 5)
-    assert resolve([a, b]) == [Segment(0, 10, a, 0), Segment(10, 5, b, 0)]
+    assert resolve([a, b]) == [Extent(0, 10, a, 0), Extent(10, 5, b, 0)]
     c = Slice(3, SliceId(3), 2, 0, 2)
-    assert resolve([a, c]) == [Segment(0, 3, a, 0), Segment(3, 2, c, 0), Segment(5, 5, a, 5)]
+    assert resolve([a, c]) == [Extent(0, 3, a, 0), Extent(3, 2, c, 0), Extent(5, 5, a, 5)]
     halves = [a._replace(length=4), a._replace(pos=4, off=4, length=6)]
     assert [(part.pos, part.length) for part in resolve(halves)] == [(0, 10)]
 

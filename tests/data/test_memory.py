@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fsdata.resources.block_cache import BEHIND_BYTES_MAX, SMALL_SHARE, SPARES_MAX, MemCache
-from fsdata.resources.memory_budget import AHEAD_SHARE, BUFFER_BYTES_MIN, WAIT_S_MAX, Budget
+from fsdata.resources.block_cache import BEHIND_BYTES_MAX, SMALL_SHARE, SPARES_MAX, BlockCache
+from fsdata.resources.memory_budget import AHEAD_SHARE, BUFFER_BYTES_MIN, WAIT_S_MAX, MemoryBudget
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SliceId
@@ -20,8 +20,8 @@ def key(number: int) -> tuple[SliceId, int]:
 
 
 def test_least_recently_used_goes_first() -> None:
-    budget = Budget(RUNTIME, LIMIT)
-    cache = MemCache(RUNTIME, budget, MIB)
+    budget = MemoryBudget(RUNTIME, LIMIT)
+    cache = BlockCache(RUNTIME, budget, MIB)
     room = LIMIT - budget.gauges().cached
     for number in range(room // MIB):
         cache.put(key(number), bytes(MIB))
@@ -41,8 +41,8 @@ def test_least_recently_used_goes_first() -> None:
 
 
 def test_a_buffer_is_used_again_only_when_nobody_reads_it() -> None:
-    budget = Budget(RUNTIME, LIMIT)
-    cache = MemCache(RUNTIME, budget, MIB)
+    budget = MemoryBudget(RUNTIME, LIMIT)
+    cache = BlockCache(RUNTIME, budget, MIB)
     assert cache.take_spare() is None
     first, second = bytearray(MIB), bytearray(MIB)
     cache.put(key(1), first)
@@ -62,8 +62,8 @@ def test_a_buffer_is_used_again_only_when_nobody_reads_it() -> None:
 
 
 def test_spares_are_bounded_and_of_full_size() -> None:
-    budget = Budget(RUNTIME)
-    cache = MemCache(RUNTIME, budget, MIB)
+    budget = MemoryBudget(RUNTIME)
+    cache = BlockCache(RUNTIME, budget, MIB)
     idle = budget.gauges().cached
     assert idle == SPARES_MAX * MIB, "their room is charged from the start"
     buffers = [bytearray(MIB) for _ in range(SPARES_MAX + 1)]
@@ -79,8 +79,8 @@ def test_spares_are_bounded_and_of_full_size() -> None:
 
 
 def test_what_is_behind_is_bounded_and_its_buffers_are_used_again() -> None:
-    budget = Budget(RUNTIME)
-    cache = MemCache(RUNTIME, budget, MIB)
+    budget = MemoryBudget(RUNTIME)
+    cache = BlockCache(RUNTIME, budget, MIB)
     idle = budget.gauges().cached
     cache.put(key(0), bytes(10))
     count = BEHIND_BYTES_MAX // MIB
@@ -99,8 +99,8 @@ def test_what_is_behind_is_bounded_and_its_buffers_are_used_again() -> None:
 
 
 def test_what_is_behind_goes_before_what_is_cached() -> None:
-    budget = Budget(RUNTIME)
-    cache = MemCache(RUNTIME, budget, MIB)
+    budget = MemoryBudget(RUNTIME)
+    cache = BlockCache(RUNTIME, budget, MIB)
     idle = budget.gauges().cached
     for number in (1, 2, 3):
         cache.put(key(number), bytes(MIB))
@@ -118,8 +118,8 @@ def test_what_is_behind_goes_before_what_is_cached() -> None:
 
 def test_o6_small_files_stay_until_they_are_packed() -> None:
     """A quarter of the budget is theirs: large files pass them by, and readers come after them."""
-    budget = Budget(RUNTIME, 128 * MIB)
-    cache = MemCache(RUNTIME, budget, 4 * MIB, small=100_000)
+    budget = MemoryBudget(RUNTIME, 128 * MIB)
+    cache = BlockCache(RUNTIME, budget, 4 * MIB, small=100_000)
 
     def write(number: int, size: int) -> None:
         budget.reserve(size)
@@ -143,8 +143,8 @@ def test_o6_small_files_stay_until_they_are_packed() -> None:
 
 @pytest.mark.parametrize("small", [0, 50])
 def test_a_key_is_in_one_place_and_counted_once(small: int) -> None:
-    budget = Budget(RUNTIME)
-    cache = MemCache(RUNTIME, budget, MIB, small)
+    budget = MemoryBudget(RUNTIME)
+    cache = BlockCache(RUNTIME, budget, MIB, small)
     idle = budget.gauges().cached
 
     def behind(size: int) -> None:
@@ -172,8 +172,8 @@ def test_a_key_is_in_one_place_and_counted_once(small: int) -> None:
 
 
 def test_writers_come_before_the_cache() -> None:
-    budget = Budget(RUNTIME, LIMIT)
-    cache = MemCache(RUNTIME, budget, 8 * LIMIT)  # no spares: every byte can be written
+    budget = MemoryBudget(RUNTIME, LIMIT)
+    cache = BlockCache(RUNTIME, budget, 8 * LIMIT)  # no spares: every byte can be written
     cache.put(key(1), bytes(LIMIT // 2))
     cache.put(key(2), bytes(LIMIT // 2))
     budget.reserve(LIMIT // 2)
@@ -191,7 +191,7 @@ def test_writers_come_before_the_cache() -> None:
 
 
 def test_a_writer_waits_until_there_is_room() -> None:
-    budget = Budget(RUNTIME, LIMIT)
+    budget = MemoryBudget(RUNTIME, LIMIT)
     budget.reserve(LIMIT)
     pushed, done = RUNTIME.event(), RUNTIME.event()
     budget.on_push(pushed.set)
@@ -219,11 +219,11 @@ def test_a_writer_gives_up() -> None:
             times = iter((0.0, WAIT_S_MAX + 1))
             self.monotonic = lambda: next(times)
 
-    budget = Budget(Late(), LIMIT)
+    budget = MemoryBudget(Late(), LIMIT)
     budget.reserve(LIMIT)
     with pytest.raises(Unavailable):
         budget.reserve(1)
-    failing = Budget(RUNTIME, LIMIT)
+    failing = MemoryBudget(RUNTIME, LIMIT)
     failing.reserve(LIMIT)
 
     def check() -> None:
@@ -236,8 +236,8 @@ def test_a_writer_gives_up() -> None:
 
 
 def test_read_ahead_takes_its_share_and_no_more() -> None:
-    budget = Budget(RUNTIME, LIMIT)
-    cache = MemCache(RUNTIME, budget, LIMIT)
+    budget = MemoryBudget(RUNTIME, LIMIT)
+    cache = BlockCache(RUNTIME, budget, LIMIT)
     for number in range(LIMIT // MIB):
         cache.put(key(number), bytes(MIB))
     share = LIMIT // AHEAD_SHARE

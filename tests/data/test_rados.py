@@ -20,8 +20,8 @@ from fsdata.blocks.blocks import BlockStore
 from fsdata.format.block_v1 import head_bytes
 from fsdata.objects.contract import ObjectStore
 from fsdata.objects.rados.rados import PUT_BYTES_MAX, READ_BYTES, RadosObjects, RadosSettings
-from fsdata.resources.block_cache import MemCache
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.block_cache import BlockCache
+from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import BLOCK_BYTES_MAX, FRAME_BYTES, SliceId
@@ -133,7 +133,7 @@ def test_a_read_is_one_operation(disk_ceph: CephCluster) -> None:
 def test_a_cold_range_is_two_operations_and_few_bytes(disk_ceph: CephCluster) -> None:
     """The head and the range, which are under way together; then the range alone."""
     store = rados_namespace(disk_ceph)
-    blocks = BlockStore(RUNTIME, store, MemCache(RUNTIME, Budget(RUNTIME)))
+    blocks = BlockStore(RUNTIME, store, BlockCache(RUNTIME, MemoryBudget(RUNTIME)))
     data = os.urandom(BLOCK_BYTES_MAX)
     blocks.put_block(SliceId(7), 0, bytearray(data))
     at = 3_000_000

@@ -14,7 +14,7 @@ from fsdata.files.readahead import (
     STREAM_BYTES_MIN,
     WINDOW_BYTES_MAX,
     WINDOW_BYTES_MIN,
-    Window,
+    Readahead,
 )
 from fsdata.files.reader import ZEROS_BYTES, FileReader
 from fsdata.resources.read_epoch import ReadEpoch
@@ -90,7 +90,7 @@ def test_slices_replaced_by_compaction_are_looked_up_again(world: World) -> None
 
 
 def test_window_doubles_and_random_reads_close_it() -> None:
-    window, length = Window(), 1 << 30
+    window, length = Readahead(), 1 << 30
     assert window.note(0, 100)
     assert window.advance(length) == [], "one read proves nothing"
     assert window.note(100, 100)
@@ -120,7 +120,7 @@ def test_window_doubles_and_random_reads_close_it() -> None:
 
 
 def test_window_ends_with_the_file() -> None:
-    window, length = Window(), (9 << 20) + 5
+    window, length = Readahead(), (9 << 20) + 5
     asked: list[tuple[int, int]] = []
     for offset in range(0, length, 1 << 20):
         assert window.note(offset, 1 << 20)
@@ -128,7 +128,7 @@ def test_window_ends_with_the_file() -> None:
     ranges = asked
     assert ranges[0][0] == 4 << 20
     assert ranges[-1][1] == length
-    small = Window()
+    small = Readahead()
     for offset in range(0, 1 << 20, 1 << 17):
         small.note(offset, 1 << 17)
         assert small.advance(1 << 20) == [], "one block needs no read-ahead"
@@ -136,7 +136,7 @@ def test_window_ends_with_the_file() -> None:
 
 def test_window_finds_readers_that_go_backwards() -> None:
     """C3: what they ask for is below them, each byte once, down to the file's begin."""
-    window, length, step = Window(), 100 << 20, 128 << 10
+    window, length, step = Readahead(), 100 << 20, 128 << 10
     asked: list[tuple[int, int]] = []
     for turn, offset in enumerate(range(length - step, -1, -step)):
         known = window.note(offset, step)
@@ -157,7 +157,7 @@ def test_window_finds_readers_that_go_backwards() -> None:
 def test_window_finds_strides() -> None:
     """C3: parts of equal size at equal distances, up or down."""
     for stride in (10 << 20, -(3 << 20)):
-        window, length = Window(), 1 << 30
+        window, length = Readahead(), 1 << 30
         start = 0 if stride > 0 else length - 4096
         asked: list[tuple[int, int]] = []
         for turn in range(12):
@@ -175,13 +175,13 @@ def test_window_finds_strides() -> None:
 
 def test_random_readers_fetch_nothing_ahead() -> None:
     """C3."""
-    window, dice = Window(), random.Random(1)
+    window, dice = Readahead(), random.Random(1)
     for _ in range(1000):
         window.note(dice.randrange(1 << 40), 4096)
         assert window.advance(1 << 41) == []
 
 
-def read_run(window: Window, begin: int, size: int, length: int, step: int = 4096) -> int:
+def read_run(window: Readahead, begin: int, size: int, length: int, step: int = 4096) -> int:
     """Read neighbours; how many of the reads counted as a stream, read-ahead included."""
     counted = 0
     for offset in range(begin, begin + size, step):
@@ -192,7 +192,7 @@ def read_run(window: Window, begin: int, size: int, length: int, step: int = 409
 
 def test_records_in_a_mapped_file_are_no_streams() -> None:
     """C3: as LMDB reads: a page of the tree, near it another one, then the pages of a value."""
-    window, length, dice = Window(), 1 << 40, random.Random(2)
+    window, length, dice = Readahead(), 1 << 40, random.Random(2)
     for size in (0, 4096, 16 << 10, 100 << 10):
         for _ in range(300):
             at = dice.randrange(length) & -4096
@@ -204,14 +204,14 @@ def test_records_in_a_mapped_file_are_no_streams() -> None:
 
 def test_a_handle_learns_how_long_its_runs_are() -> None:
     """C3: once a run was too short for the block that was fetched, the next has to prove more."""
-    window, length = Window(), 1 << 40
+    window, length = Readahead(), 1 << 40
     long, far = 400 << 10, 1 << 30
     counts = [read_run(window, far * turn, long, length) for turn in range(1, 8)]
     assert counts[0] > 0
     assert not any(counts[1:])
     assert read_run(window, far * 8, 32 << 20, length) > 0, "a stream is one for all that"
     assert read_run(window, far * 9, STREAM_BYTES_MIN + 4096, length) > 0
-    short = Window()
+    short = Readahead()
     for turn in range(1, 20):
         read_run(short, far * turn, STREAM_BYTES_MAX + (turn << 10), length)
     assert read_run(short, far * 20, STREAM_BYTES_MAX, length) > 0, "there is an end to it"
@@ -219,7 +219,7 @@ def test_a_handle_learns_how_long_its_runs_are() -> None:
 
 def test_who_leaps_through_a_file_is_a_stream_soon() -> None:
     """C3: as tar(1) lists an archive: a header, and a seek over what belongs to it."""
-    window, length, dice = Window(), 1 << 40, random.Random(4)
+    window, length, dice = Readahead(), 1 << 40, random.Random(4)
     at, proved = 1 << 30, []
     for _ in range(40):
         proved.append(window.note(at, 10 << 10, length))
@@ -231,10 +231,10 @@ def test_who_leaps_through_a_file_is_a_stream_soon() -> None:
 
 def test_the_begin_of_a_short_file_is_that_of_a_stream() -> None:
     """C3: of a long one only where much is asked for at once."""
-    assert Window().note(0, 16 << 10, FROM_START_BYTES)
-    assert not Window().note(0, 16 << 10, FROM_START_BYTES + 1)
-    assert Window().note(0, STREAM_BYTES_MIN, 1 << 40)
-    assert not Window().note(100 << 10, STREAM_BYTES_MIN, FROM_START_BYTES)
+    assert Readahead().note(0, 16 << 10, FROM_START_BYTES)
+    assert not Readahead().note(0, 16 << 10, FROM_START_BYTES + 1)
+    assert Readahead().note(0, STREAM_BYTES_MIN, 1 << 40)
+    assert not Readahead().note(100 << 10, STREAM_BYTES_MIN, FROM_START_BYTES)
 
 
 def test_reading_backwards_fetches_each_block_once(world: World) -> None:

@@ -15,7 +15,7 @@ from fsdata.files.random_readahead import (
     RUNS_MAX,
     VAIN_BYTES,
     VAIN_SHARE,
-    Runs,
+    RandomReadahead,
 )
 from fsmeta.types import BLOCK_BYTES_MAX
 
@@ -29,7 +29,7 @@ class Handle:
     """A handle that counts, in pages, what a store without any cache would be asked for."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES_MAX) -> None:
-        self.runs = Runs(block_bytes)
+        self.runs = RandomReadahead(block_bytes)
         self.here: set[int] = set()
         self.asked = self.fetched = self.requests = 0
 
@@ -145,7 +145,7 @@ def test_what_is_fetched_in_vain_is_bounded(
     reads: list[tuple[int, int, int]], block_bytes: int
 ) -> None:
     """Whatever a reader does, at every moment: nothing it expects is outside of the share."""
-    runs = Runs(block_bytes)
+    runs = RandomReadahead(block_bytes)
     asked = promised = 0
     expected: set[int] = set()  # pages that were promised and not asked for yet
     for place, count, pages in reads:

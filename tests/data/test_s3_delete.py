@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fsdata.objects.contract import Throttled
-from fsdata.objects.s3.http import Answer, HttpPool
+from fsdata.objects.s3.http import HttpAnswer, HttpPool
 from fsdata.objects.s3.s3 import DELETES_TOGETHER, S3Objects
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import SystemRuntime
@@ -61,7 +61,7 @@ def test_what_is_not_deleted_is_said(
     error = "<Error><Key>k</Key><Code>{}</Code><Message>secret</Message></Error>"
 
     def answered(body: str) -> None:
-        answer = Answer(200, {}, body.encode(), 0)
+        answer = HttpAnswer(200, {}, body.encode(), 0)
         monkeypatch.setattr(HttpPool, "request", lambda *_: answer)
         store.delete("k", "l")
 

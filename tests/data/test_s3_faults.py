@@ -24,8 +24,8 @@ from fsdata.format.block_v1 import head_bytes
 from fsdata.objects.contract import Throttled, check_usable
 from fsdata.objects.s3.http import Timeouts
 from fsdata.objects.s3.s3 import S3Objects
-from fsdata.resources.block_cache import MemCache
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.block_cache import BlockCache
+from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.errors import ConfigError, ObjectDamaged, Unavailable
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import FRAME_BYTES, SliceId
@@ -135,8 +135,8 @@ def test_o1_a_gateway_that_answers_in_chunks_is_read(world: World) -> None:
     assert short == data[:20_000]
     assert world.proxy.connections() == before
     assert [info.size for info in store.list("a/")] == [len(data)]
-    budget = Budget(RUNTIME)
-    blocks = BlockStore(RUNTIME, store, MemCache(RUNTIME, budget), block_bytes=BLOCK)
+    budget = MemoryBudget(RUNTIME)
+    blocks = BlockStore(RUNTIME, store, BlockCache(RUNTIME, budget), block_bytes=BLOCK)
     blocks.put_block(SliceId(7), 0, bytearray(data[:BLOCK]))
     assert blocks.read(SliceId(7), BLOCK, 0, 0, BLOCK) == data[:BLOCK]
 
@@ -162,8 +162,8 @@ def test_o1_a_put_that_somebody_else_answers_has_not_happened(world: World) -> N
 
 def test_a_cold_range_takes_one_round_trip(world: World) -> None:
     """The head of its block is asked for at the same time, on another connection."""
-    budget = Budget(RUNTIME)
-    blocks = BlockStore(RUNTIME, world.stack.store, MemCache(RUNTIME, budget), block_bytes=BLOCK)
+    budget = MemoryBudget(RUNTIME)
+    blocks = BlockStore(RUNTIME, world.stack.store, BlockCache(RUNTIME, budget), block_bytes=BLOCK)
     data = os.urandom(BLOCK)
     for number in (7, 8):
         blocks.put_block(SliceId(number), 0, bytearray(data))
@@ -243,8 +243,8 @@ def test_wrong_bytes_are_never_data(world: World, kind: Kind) -> None:
 
     A range that is too short contradicts its own headers, and is repeated at once.
     """
-    budget = Budget(RUNTIME)
-    cache = MemCache(RUNTIME, budget)
+    budget = MemoryBudget(RUNTIME)
+    cache = BlockCache(RUNTIME, budget)
     blocks = BlockStore(RUNTIME, world.stack.store, cache, block_bytes=BLOCK)
     data = os.urandom(BLOCK)
     blocks.put_block(SliceId(7), 0, bytearray(data))

@@ -9,7 +9,7 @@ import pytest
 
 from fsdata.objects.mem import MemObjects
 from fsdata.staging import coalesce
-from fsdata.staging.data_segments import StagingData
+from fsdata.staging.data_segments import DataSegments
 from fsdata.staging.disk import DirectoryDisk
 from fsdata.staging.staged_objects import StagedObjects
 from fsdata.staging.upload_scheduler import THREADS
@@ -80,7 +80,7 @@ def staged(tmp_path: Path, runtime: Counting, groups: Groups) -> Iterator[Staged
             assert gate.wait(SOON_S)
             super().put(key, pieces)  # type: ignore[arg-type]
 
-    made = StagedObjects(runtime, Gate(runtime), StagingData(runtime, disk))
+    made = StagedObjects(runtime, Gate(runtime), DataSegments(runtime, disk))
     made.pack_with(groups, ROOM)
     made.begin_packing()
     for number in range(THREADS):

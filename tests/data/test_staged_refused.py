@@ -13,7 +13,7 @@ import pytest
 from fsdata.objects.contract import Buffer
 from fsdata.objects.mem import MemObjects
 from fsdata.staging import staged_objects
-from fsdata.staging.data_segments import StagingData
+from fsdata.staging.data_segments import DataSegments
 from fsdata.staging.disk import DirectoryDisk
 from fsdata.staging.staged_objects import StagedObjects
 from fsdata.staging.upload_scheduler import PAUSE_MAX_S, THREADS
@@ -52,7 +52,7 @@ class World:
         self.sim = sim
         self.store = Choosy(sim)
         self._disk = DirectoryDisk(sim, str(root))
-        self.staged = StagedObjects(sim, self.store, StagingData(sim, self._disk))
+        self.staged = StagedObjects(sim, self.store, DataSegments(sim, self._disk))
 
     def put(self, kind: str, count: int) -> list[str]:
         """Write so many objects of a kind; their names."""

@@ -13,9 +13,9 @@ import pytest
 from fsdata.objects.contract import Buffer
 from fsdata.objects.mem import MemObjects
 from fsdata.staging import data_segments, journal
-from fsdata.staging.data_segments import SEGMENT_BYTES, StagingData
+from fsdata.staging.data_segments import SEGMENT_BYTES, DataSegments
 from fsdata.staging.disk import DirectoryDisk
-from fsdata.staging.journal import StagingLog, recover
+from fsdata.staging.journal import Journal, recover
 from fsdata.staging.staged_objects import StagedObjects
 from fsmeta.errors import ObjectDamaged, Unavailable
 from fsmeta.runtime import SystemRuntime
@@ -35,18 +35,18 @@ def disk(tmp_path: Path) -> Iterator[DirectoryDisk]:
     made.close()
 
 
-def write_log(disk: DirectoryDisk, entries: list[bytes]) -> StagingLog:
-    log = StagingLog(RUNTIME, disk, VOLUME, JOURNAL)
+def write_log(disk: DirectoryDisk, entries: list[bytes]) -> Journal:
+    log = Journal(RUNTIME, disk, VOLUME, JOURNAL)
     for number, entry in enumerate(entries, 1):
         log.flush(log.append(number, entry))
     return log
 
 
-def go_on(disk: DirectoryDisk, last: int) -> StagingLog:
+def go_on(disk: DirectoryDisk, last: int) -> Journal:
     """The log of the next process."""
     found = recover(disk, VOLUME)
     assert found is not None
-    log = StagingLog(RUNTIME, disk, VOLUME, JOURNAL)
+    log = Journal(RUNTIME, disk, VOLUME, JOURNAL)
     log.keep(found, last)
     return log
 
@@ -61,7 +61,7 @@ def test_a_log_comes_back(disk: DirectoryDisk) -> None:
 
 
 def test_many_entries_go_in_one_write(disk: DirectoryDisk) -> None:
-    log = StagingLog(RUNTIME, disk, VOLUME, JOURNAL)
+    log = Journal(RUNTIME, disk, VOLUME, JOURNAL)
     positions = [log.append(n, entry) for n, entry in enumerate(ENTRIES, 1)]
     log.flush(positions[-1])
     log.flush(positions[0])  # nothing is left to do
@@ -84,7 +84,7 @@ class Full(DirectoryDisk):
 def test_w4_what_a_full_disk_did_not_take_goes_when_it_is_published(tmp_path: Path) -> None:
     """Else each change of a mount whose disk is gone would be kept, and offered with the next."""
     disk = Full(RUNTIME, str(tmp_path))
-    log = StagingLog(RUNTIME, disk, VOLUME, JOURNAL)
+    log = Journal(RUNTIME, disk, VOLUME, JOURNAL)
     for number, entry in enumerate(ENTRIES, 1):
         position = log.append(number, entry)
         with pytest.raises(OSError, match="no space left"):
@@ -207,7 +207,7 @@ def test_a_file_that_lost_entries_takes_the_next_one_along(disk: DirectoryDisk, 
 
 
 def test_segments_go_with_their_objects(disk: DirectoryDisk) -> None:
-    data = StagingData(RUNTIME, disk)
+    data = DataSegments(RUNTIME, disk)
     block = bytes(SEGMENT_BYTES // 3)
     spots = [data.put([block]) for _ in range(4)]
     assert len(disk.names()) == 2
@@ -226,7 +226,7 @@ def test_segments_are_written_over(
 ) -> None:
     """And nothing of what was in one before is taken for what is there now."""
     monkeypatch.setattr(data_segments, "SEGMENT_BYTES", 1000)
-    data = StagingData(RUNTIME, disk)
+    data = DataSegments(RUNTIME, disk)
     data.spare_bytes = 2000
     old = [data.put([bytes([number]) * 900]) for number in range(4)]
     for spot in old:
@@ -255,7 +255,7 @@ def test_w4_what_the_disk_holds_is_counted_as_it_comes_and_goes(
     disk: DirectoryDisk, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_segments, "SEGMENT_BYTES", 1000)
-    data = StagingData(RUNTIME, disk)
+    data = DataSegments(RUNTIME, disk)
     data.spare_bytes = 5000
     dice = random.Random(seed)
     spots: list[data_segments.Spot] = []
@@ -273,17 +273,17 @@ def test_w4_what_the_disk_holds_is_counted_as_it_comes_and_goes(
     data.clear()
     assert data.used() == 0
     assert disk.names() == []
-    later = StagingData(RUNTIME, disk)
+    later = DataSegments(RUNTIME, disk)
     later.adopt(data_segments.Spot(7, 30, 12, 0))
     assert later.used() == 42
 
 
 def test_w1_an_upload_takes_nothing_from_what_is_yet_to_be_taken_up(disk: DirectoryDisk) -> None:
     """A fast store had the first object, and its segment was removed with the others in it."""
-    before = StagingData(RUNTIME, disk)
+    before = DataSegments(RUNTIME, disk)
     objects = {f"a/{number}": bytes([number]) * 1000 for number in range(3)}
     spots = {key: before.put([data]) for key, data in objects.items()}
-    data = StagingData(RUNTIME, disk)
+    data = DataSegments(RUNTIME, disk)
     store = MemObjects(RUNTIME)
     staged = StagedObjects(RUNTIME, store, data)
     for key, spot in spots.items():
@@ -297,7 +297,7 @@ def test_w1_an_upload_takes_nothing_from_what_is_yet_to_be_taken_up(disk: Direct
 
 def test_other_bytes_are_never_uploaded(disk: DirectoryDisk, log_watch: LogWatch) -> None:
     log_watch.expect("^ERROR fsdata.staging.staged_objects: object a/b is lost")
-    data = StagingData(RUNTIME, disk)
+    data = DataSegments(RUNTIME, disk)
     spot = data.put([b"right"])
     disk.write(disk.names()[0], spot.offset, [b"wrong"])
     with pytest.raises(ObjectDamaged):
@@ -327,7 +327,7 @@ class Gate(MemObjects):
 
 def test_w3_put_returns_before_the_store_has_it(disk: DirectoryDisk) -> None:
     gate = Gate()
-    staged = StagedObjects(RUNTIME, gate, StagingData(RUNTIME, disk))
+    staged = StagedObjects(RUNTIME, gate, DataSegments(RUNTIME, disk))
     staged.put("a/b", [b"one", b"two"])
     assert not staged.is_stored("a/b")
     assert staged.get("a/b") == b"onetwo"
@@ -357,7 +357,7 @@ class Away(MemObjects):
 def test_w4_fsync_asks_nothing_of_a_store_that_is_away(disk: DirectoryDisk) -> None:
     """It was EIO for what had been uploaded before; the simulation of an hour's outage met it."""
     store = Away()
-    staged = StagedObjects(RUNTIME, store, StagingData(RUNTIME, disk))
+    staged = StagedObjects(RUNTIME, store, DataSegments(RUNTIME, disk))
     staged.put("a/b", [b"uploaded"])
     assert staged.await_empty(RUNTIME.monotonic() + SOON_S)
     store.away = True
@@ -370,7 +370,7 @@ def test_w4_fsync_asks_nothing_of_a_store_that_is_away(disk: DirectoryDisk) -> N
 
 def test_what_is_deleted_on_its_way_is_not_left(disk: DirectoryDisk) -> None:
     gate = Gate()
-    staged = StagedObjects(RUNTIME, gate, StagingData(RUNTIME, disk))
+    staged = StagedObjects(RUNTIME, gate, DataSegments(RUNTIME, disk))
     for number in range(40):
         staged.put(f"a/{number}", [b"x" * 1000])
     for number in range(40):

@@ -13,9 +13,9 @@ import pytest
 
 from fsdata.objects.contract import Buffer
 from fsdata.staging import data_segments
-from fsdata.staging.data_segments import StagingData
+from fsdata.staging.data_segments import DataSegments
 from fsdata.staging.disk import OPEN_MAX, DirectoryDisk
-from fsdata.staging.journal import StagingLog, recover
+from fsdata.staging.journal import Journal, recover
 from fsmeta.runtime import SystemRuntime
 
 RUNTIME = SystemRuntime()
@@ -50,7 +50,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 def test_w3_a_sync_while_an_object_is_written_is_not_its_own(disk: Disk) -> None:
     """The journal is synced each second; fsync(2) of what came meanwhile found nothing to do."""
-    data = StagingData(RUNTIME, disk)
+    data = DataSegments(RUNTIME, disk)
     disk.go_on.clear()
     writer = threading.Thread(target=lambda: data.put([b"object"]))
     writer.start()
@@ -85,7 +85,7 @@ def unsure(tmp_path: Path) -> Iterator[Unsure]:
 
 
 def test_w3_objects_that_were_not_synced_are_not_taken_for_synced(unsure: Unsure) -> None:
-    data = StagingData(RUNTIME, unsure)
+    data = DataSegments(RUNTIME, unsure)
     spot = data.put([b"object"])
     unsure.fails = 1
     for _ in range(3):  # the kernel says so once
@@ -101,7 +101,7 @@ def test_w3_objects_that_were_not_synced_are_not_taken_for_synced(unsure: Unsure
 
 
 def test_w3_entries_that_were_not_synced_are_not_taken_for_synced(unsure: Unsure) -> None:
-    log = StagingLog(RUNTIME, unsure, "volume", 7)
+    log = Journal(RUNTIME, unsure, "volume", 7)
     log.flush(log.append(1, b"one"))
     unsure.fails = 1
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_w4_staged_segments_do_not_each_keep_a_descriptor(
     """Each did: with 60 GiB staged no file could be opened any more, and uploads never went on."""
     monkeypatch.setattr(data_segments, "SEGMENT_BYTES", 1000)
     disk = DirectoryDisk(RUNTIME, str(tmp_path))
-    data = StagingData(RUNTIME, disk)
+    data = DataSegments(RUNTIME, disk)
     spots = []
     for number in range(2 * OPEN_MAX):
         spots.append(data.put([b"%03d" % number * 300]))

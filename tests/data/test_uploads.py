@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from fsdata.files.upload_pool import FAR_UPLOADS, UPLOAD_THREADS, WHOLE_BYTES, Flow, UploadPool
-from fsdata.resources.memory_budget import Budget
+from fsdata.resources.memory_budget import MemoryBudget
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.runtime import Runtime, SystemRuntime
 from tests.sim.harness import simulate
@@ -49,7 +49,7 @@ def run(seconds: float, most: int = FAR_UPLOADS, count: int = UPLOADS) -> int:
     """
 
     def body(sim: SimRuntime) -> int:
-        way, pool = Way(sim), UploadPool(sim, Budget(sim), most=most)
+        way, pool = Way(sim), UploadPool(sim, MemoryBudget(sim), most=most)
         for _ in range(count):
             pool.submit(lambda: way.take(seconds), WHOLE_BYTES)
         while pool.uploads():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdata.blocks.warmup import SHARE, Wanted, Warming
+from fsdata.blocks.warmup import SHARE, Warming, WarmupRequest
 from fsdata.disk_cache.cache import CachePolicy, Copy, Fill
 from fsdata.disk_cache.disk import DiskLimits
 from fsdata.disk_cache.file_io import CacheFile, OsFiles
@@ -47,8 +47,8 @@ def world(tmp_path: Path) -> Iterator[CacheWorld]:
     made.close()
 
 
-def wanted(number: int, size: int = BLOCK) -> Wanted:
-    return Wanted(SliceId(number), size, 0)
+def wanted(number: int, size: int = BLOCK) -> WarmupRequest:
+    return WarmupRequest(SliceId(number), size, 0)
 
 
 @pytest.mark.parametrize("codec", list(Codec))

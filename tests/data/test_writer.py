@@ -8,7 +8,7 @@ from errno import ENOSPC
 import pytest
 
 from fsdata.files.upload_pool import UploadPool
-from fsdata.files.write_buffer import State
+from fsdata.files.write_buffer import BlockState
 from fsdata.files.writer import (
     COMMIT_BYTES,
     COMMIT_RECORDS,
@@ -417,7 +417,7 @@ def test_a_bug_in_the_store_does_not_hang_a_flush(world: World) -> None:
     put(writer, 0, b"x")
     with pytest.raises(ZeroDivisionError):
         writer.flush()
-    assert writer._pending[0].blocks[0].state is State.READY
+    assert writer._pending[0].blocks[0].state is BlockState.READY
     world.blocks.put_block = put_block  # type: ignore[method-assign]
     with pytest.raises(StoreError, match="without a word"):
         writer.flush()

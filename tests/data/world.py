@@ -9,13 +9,13 @@ from fsdata.blocks.blocks import BlockStore
 from fsdata.files.prefetch import Prefetcher
 from fsdata.files.reader import FileReader
 from fsdata.files.upload_pool import UploadPool
-from fsdata.files.write_services import WriteSide
+from fsdata.files.write_services import WriteServices
 from fsdata.files.writer import FileWriter
 from fsdata.format.block_v1 import Codec
 from fsdata.format.encryption import Sealer
 from fsdata.objects.mem import MemObjects
-from fsdata.resources.block_cache import MemCache
-from fsdata.resources.memory_budget import BUFFER_BYTES_MIN, Budget
+from fsdata.resources.block_cache import BlockCache
+from fsdata.resources.memory_budget import BUFFER_BYTES_MIN, MemoryBudget
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import CHUNK_BYTES, Ino, Slice, SliceId
@@ -94,17 +94,17 @@ class World:
     ) -> None:
         self.runtime = SystemRuntime()
         self.objects = FaultyObjects(self.runtime, MemObjects(self.runtime))
-        self.budget = Budget(self.runtime, limit)
+        self.budget = MemoryBudget(self.runtime, limit)
         self.sink = Sink(self.objects)
         self.codec = codec
-        self.cache = MemCache(self.runtime, self.budget, BLOCK)
+        self.cache = BlockCache(self.runtime, self.budget, BLOCK)
         self.sealer = Sealer(self.runtime, bytes(32)) if locked else None
         self.blocks = self._blocks(self.cache)
         self.pool = UploadPool(self.runtime, self.budget, threads, idle_s)
-        self.side = WriteSide(self.runtime, self.blocks, self.budget, self.pool, self.sink)
+        self.side = WriteServices(self.runtime, self.blocks, self.budget, self.pool, self.sink)
         self.readers = WorkerPool(self.runtime, "ahead", 2)
 
-    def _blocks(self, cache: MemCache) -> BlockStore:
+    def _blocks(self, cache: BlockCache) -> BlockStore:
         return BlockStore(self.runtime, self.objects, cache, self.codec, BLOCK, self.sealer)
 
     def writer(self, ino: int = 7) -> FileWriter:
@@ -128,7 +128,7 @@ class World:
 
     def content(self, ino: int = 7) -> bytes:
         """What another mount sees of the file."""
-        cache = MemCache(self.runtime, Budget(self.runtime, BUFFER_BYTES_MIN), BLOCK)
+        cache = BlockCache(self.runtime, MemoryBudget(self.runtime, BUFFER_BYTES_MIN), BLOCK)
         blocks = self._blocks(cache)
         length = self.sink.lengths.get(Ino(ino), 0)
         chunks = self.sink.chunks

@@ -16,7 +16,7 @@ import pytest
 
 from fsmeta.errors import StoreError
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import EXCHANGE, Place
+from fsmeta.ops.names.rename import EXCHANGE, DentryLocation
 from fsmeta.runtime import SystemRuntime
 from fsmeta.store.redis.engine import RedisStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Ino, SetAttr, Slice
@@ -84,13 +84,15 @@ class Tenant:
     def rename(self) -> None:
         name, new = self._pick(), b"f%d" % self._dice.randrange(FILES)
         if name is not None and name != new:
-            self._meta.rename(ROOT_CALLER, Place(self._home, name), Place(self._home, new))
+            self._meta.rename(
+                ROOT_CALLER, DentryLocation(self._home, name), DentryLocation(self._home, new)
+            )
             self.files[new] = self.files.pop(name)
 
     def exchange(self) -> None:
         one, two = self._pick(), self._pick()
         if one is not None and two is not None and one != two:
-            places = Place(self._home, one), Place(self._home, two)
+            places = DentryLocation(self._home, one), DentryLocation(self._home, two)
             self._meta.rename(ROOT_CALLER, *places, EXCHANGE)
             self.files[one], self.files[two] = self.files[two], self.files[one]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsclient.kernel.contract import Buffer, Entry, FileLock, FileSystem, Opened, SetAttr, Stat
+from fsclient.kernel.contract import Buffer, EntryOut, FileLock, FileSystem, OpenOut, SetAttr, Stat
 from fsclient.kernel.later import Later
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Caller, Dentry, Ino, StatFs
 
@@ -49,7 +49,7 @@ class RamFS:
     def __init__(self, ttl: float = 0.0, negative_ttl: float = 0.0) -> None:
         self.ttl = ttl
         self.negative_ttl = negative_ttl
-        self.opened = Opened(0)  # what open answers, but for the handle
+        self.opened = OpenOut(0)  # what open answers, but for the handle
         self.hooks: dict[str, Callable[[], None]] = {}
         self.calls: Counter[str] = Counter()
         self.callers: dict[str, Caller] = {}
@@ -92,9 +92,9 @@ class RamFS:
             raise fail(errno.ENOENT)
         return self._node(names[name])
 
-    def _entry(self, node: Node) -> Entry:
+    def _entry(self, node: Node) -> EntryOut:
         self.lookups[node.attr.ino] += 1
-        return Entry(node.attr, self.ttl, self.ttl)
+        return EntryOut(node.attr, self.ttl, self.ttl)
 
     def _changed(self, node: Node, **values: Any) -> None:
         node.attr = node.attr._replace(ctime_ns=time.time_ns(), **values)
@@ -135,7 +135,7 @@ class RamFS:
             node.data.extend(bytes(size - len(node.data)))
         self._changed(node, size=size, used=size, mtime_ns=time.time_ns())
 
-    def _open(self, ino: Ino) -> Opened:
+    def _open(self, ino: Ino) -> OpenOut:
         fh = next(self._fhs)
         self.handles[fh] = ino
         return self.opened._replace(fh=fh)
@@ -147,12 +147,12 @@ class RamFS:
 
     # verbs
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> EntryOut:
         self._begin("lookup", caller)
         with self._lock:
             if name not in self._node(parent).names:
                 if self.negative_ttl:
-                    return Entry(None, self.negative_ttl, 0.0)
+                    return EntryOut(None, self.negative_ttl, 0.0)
                 raise fail(errno.ENOENT)
             return self._entry(self._child(parent, name))
 
@@ -196,17 +196,19 @@ class RamFS:
 
     def mknod(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int, umask: int = 0
-    ) -> Entry:
+    ) -> EntryOut:
         self._begin("mknod", caller)
         with self._lock:
             return self._entry(self._make(parent, name, mode & ~umask, caller, rdev))
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0) -> Entry:
+    def mkdir(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0
+    ) -> EntryOut:
         self._begin("mkdir", caller)
         with self._lock:
             return self._entry(self._make(parent, name, stat.S_IFDIR | mode & ~umask, caller))
 
-    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> EntryOut:
         self._begin("symlink", caller)
         with self._lock:
             node = self._make(parent, name, stat.S_IFLNK | 0o777, caller)
@@ -214,7 +216,7 @@ class RamFS:
             self._changed(node, size=len(target))
             return self._entry(node)
 
-    def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Entry:
+    def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> EntryOut:
         self._begin("link", caller)
         with self._lock:
             node = self._node(ino)
@@ -276,13 +278,13 @@ class RamFS:
         flags: int,
         kill_suid: bool = False,
         umask: int = 0,
-    ) -> tuple[Entry, Opened]:
+    ) -> tuple[EntryOut, OpenOut]:
         self._begin("create", caller)
         with self._lock:
             node = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode) & ~umask, caller)
             return self._entry(node), self._open(node.attr.ino)
 
-    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
+    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> OpenOut:
         self._begin("open", caller)
         with self._lock:
             if flags & os.O_TRUNC:
@@ -360,7 +362,7 @@ class RamFS:
 
     def tmpfile(
         self, caller: Caller, parent: Ino, mode: int, flags: int, umask: int = 0
-    ) -> tuple[Entry, Opened]:
+    ) -> tuple[EntryOut, OpenOut]:
         raise fail(errno.ENOSYS)
 
     def fallocate(
@@ -384,7 +386,7 @@ class RamFS:
     ) -> int:
         raise fail(errno.ENOSYS)
 
-    def opendir(self, caller: Caller, ino: Ino) -> Opened:
+    def opendir(self, caller: Caller, ino: Ino) -> OpenOut:
         self._begin("opendir", caller)
         with self._lock:
             return self._open(ino)._replace(keep_cache=False)
@@ -404,7 +406,7 @@ class RamFS:
         named = [(b".", ino), (b"..", node.attr.parent or ino), *node.names.items()]
         return [Dentry(name, child, self._node(child).attr.type) for name, child in named]
 
-    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[EntryOut | None]:
         self._begin("entries")
         with self._lock:
             return [

@@ -16,7 +16,7 @@ from fsclient.fuse.wire import abi
 from fsclient.fuse.wire.pack import entry_out, statfs_out, statx_out
 from fsclient.fuse.wire.parse import supplementary_groups
 from fsclient.fuse.wire.protocol import FATTR_MTIME, FATTR_SIZE, Init, Opcode
-from fsclient.kernel.contract import Entry, SetAttr, Stat
+from fsclient.kernel.contract import EntryOut, SetAttr, Stat
 from fsmeta import errors
 from fsmeta.types import ROOT_INO, Attr, Caller, Dentry, FileType, Ino, StatFs
 from tests.conftest import LogWatch
@@ -150,9 +150,9 @@ class Endless(RamFS):
         names = [Dentry(b"n" * (n % 255 + 1), Ino(5), FileType.REG) for n in numbers]
         return names, range(cookie + 1, cookie + at_most + 1)
 
-    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[EntryOut | None]:
         self.taken += [name for name, _, _ in names]
-        return [Entry(ATTR, 0, 0) for _ in names]
+        return [EntryOut(ATTR, 0, 0) for _ in names]
 
 
 def _records(page: bytes, plus: bool) -> list[tuple[int, bytes]]:
@@ -190,7 +190,7 @@ def test_pages_are_full_and_join(opcode: Opcode, size: int) -> None:
 
 
 def test_times_before_1970() -> None:
-    fields = abi.ENTRY_OUT.unpack(entry_out(Entry(ATTR, 1.5, 0.25)))
+    fields = abi.ENTRY_OUT.unpack(entry_out(EntryOut(ATTR, 1.5, 0.25)))
     assert fields[:6] == (5, 1, 1, 0, 500_000_000, 250_000_000)
     atime, mtime, ctime, atime_nsec = fields[9:13]
     assert (atime, mtime, ctime, atime_nsec) == (-1, 0, 1, 999_999_999)

@@ -15,7 +15,7 @@ import pytest
 
 from fsclient.fuse.session.init import KernelWants
 from fsclient.fuse.session.session import Session, SessionConfig
-from fsclient.kernel.contract import Buffer, Opened
+from fsclient.kernel.contract import Buffer, OpenOut
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.fuse.ramfs import RENAME_EXCHANGE, RENAME_NOREPLACE, RamFS
@@ -118,7 +118,7 @@ def test_big_requests(root: Path, fs: RamFS) -> None:
     data = os.urandom(MIB) * 4
     (root / "big").write_bytes(data)
     assert fs.calls["write"] == 4
-    fs.opened = Opened(0, direct_io=True)
+    fs.opened = OpenOut(0, direct_io=True)
     fd = os.open(root / "big", os.O_RDONLY)
     try:
         fs.calls.clear()
@@ -126,7 +126,7 @@ def test_big_requests(root: Path, fs: RamFS) -> None:
         assert fs.calls["read"] <= 3  # one more where the buffer is not page-aligned
     finally:
         os.close(fd)
-    fs.opened = Opened(0)
+    fs.opened = OpenOut(0)
     assert (root / "big").read_bytes() == data
 
 
@@ -289,7 +289,7 @@ def test_attributes_are_believed(tmp_path: Path) -> None:
 
 
 def test_no_flush(root: Path, fs: RamFS) -> None:
-    fs.opened = Opened(0, no_flush=True)
+    fs.opened = OpenOut(0, no_flush=True)
     (root / "file").write_bytes(b"x")
     fs.calls.clear()
     assert (root / "file").read_bytes() == b"x"

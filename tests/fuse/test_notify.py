@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsclient.fuse.session.session import Session
-from fsclient.kernel.contract import Opened
+from fsclient.kernel.contract import OpenOut
 from fsmeta.types import ROOT_INO, Ino
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.fuse.ramfs import RamFS
@@ -44,7 +44,7 @@ def ino_of(fs: RamFS) -> Ino:
 
 
 def test_inval_inode(session: Session, fs: RamFS, file: Path) -> None:
-    fs.opened = Opened(0, keep_cache=True)
+    fs.opened = OpenOut(0, keep_cache=True)
     assert file.read_bytes() == b"old"
     assert fs.calls["getattr"] == fs.calls["read"] == 0
     fs.nodes[ino_of(fs)].data[:] = b"new"
@@ -55,7 +55,7 @@ def test_inval_inode(session: Session, fs: RamFS, file: Path) -> None:
 
 def test_inval_attr(session: Session, fs: RamFS, file: Path) -> None:
     """Pages stay."""
-    fs.opened = Opened(0, keep_cache=True)
+    fs.opened = OpenOut(0, keep_cache=True)
     assert file.read_bytes() == b"old"
     session.notifier.inval_attr(ino_of(fs))
     assert file.read_bytes() == b"old"

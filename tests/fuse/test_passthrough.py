@@ -16,7 +16,7 @@ import pytest
 from fsclient.fuse.session.backing import close_backing, open_backing
 from fsclient.fuse.session.init import KernelWants
 from fsclient.fuse.session.session import Session, SessionConfig
-from fsclient.kernel.contract import Opened, Stat
+from fsclient.kernel.contract import OpenOut, Stat
 from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr
 from tests.fuse.mounting import needs_root_and_fuse, serving
 from tests.fuse.ramfs import RamFS
@@ -71,7 +71,7 @@ def backed(tmp_path: Path) -> Iterator[Backed]:
         fd = descriptor(session)
         backing = open_backing(fd, fs.fd)
         assert backing > 0
-        fs.opened = Opened(0, backing=backing)
+        fs.opened = OpenOut(0, backing=backing)
         yield Backed(fs, fd, tmp_path / "mnt", behind, backing)
         wait_until(lambda: not fs.handles)
         close_backing(fd, backing)
@@ -112,9 +112,9 @@ def test_w3_all_opens_of_a_file_have_one_backing_file(backed: Backed, tmp_path: 
     os.write(first, b"seen by all")
     assert (root / "file").read_bytes() == b"seen by all"
     for wrong in (
-        Opened(0),
-        Opened(0, keep_cache=True, backing=backing),
-        Opened(0, backing=another),
+        OpenOut(0),
+        OpenOut(0, keep_cache=True, backing=backing),
+        OpenOut(0, backing=another),
     ):
         fs.opened = wrong
         with pytest.raises(OSError, match="Input/output") as caught:
@@ -127,14 +127,14 @@ def test_w3_all_opens_of_a_file_have_one_backing_file(backed: Backed, tmp_path: 
 
 def test_w3_an_inode_is_in_one_mode_until_all_have_closed_it(backed: Backed) -> None:
     fs, _, root, _, backing = backed
-    fs.opened = Opened(0)
+    fs.opened = OpenOut(0)
     cached = os.open(root / "file", os.O_RDWR | os.O_CREAT, 0o644)
-    fs.opened = Opened(0, backing=backing)
+    fs.opened = OpenOut(0, backing=backing)
     with pytest.raises(OSError, match="Input/output"):
         os.open(root / "file", os.O_RDONLY)
     os.close(cached)
     os.close(os.open(root / "file", os.O_RDONLY))
-    fs.opened = Opened(0)
+    fs.opened = OpenOut(0)
     os.close(os.open(root / "file", os.O_RDONLY))
     assert fs.calls["open"] == 3
 

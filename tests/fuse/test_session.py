@@ -14,7 +14,7 @@ import pytest
 
 from fsclient.fuse.mount.mount import Mounted, find_mount, mount, umount
 from fsclient.fuse.session.session import Session, SessionConfig
-from fsclient.kernel.contract import Opened
+from fsclient.kernel.contract import OpenOut
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 from tests.fuse.mounting import END_S, needs_root_and_fuse, serving
@@ -33,7 +33,7 @@ class Blocking(RamFS):
         self.waiting = threading.Semaphore(0)
         self.interrupted = 0
         self._change = threading.Condition()
-        self.opened = Opened(0, direct_io=True)
+        self.opened = OpenOut(0, direct_io=True)
         self.hooks["read"] = self.block
 
     def block(self) -> None:
@@ -143,7 +143,7 @@ def test_stop_answers_what_is_under_way(tmp_path: Path) -> None:
     root = tmp_path / "mnt"
     fs = Blocking()
     # Nobody will answer the FLUSH of a reader that ends after the session.
-    fs.opened = Opened(0, direct_io=True, no_flush=True)
+    fs.opened = OpenOut(0, direct_io=True, no_flush=True)
     root.mkdir()
     mounted = mount(str(root), "testvol")
     try:

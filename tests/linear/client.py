@@ -12,7 +12,7 @@ from math import inf
 
 from fsmeta.errors import StoreError
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import EXCHANGE, NOREPLACE, Place
+from fsmeta.ops.names.rename import EXCHANGE, NOREPLACE, DentryLocation
 from fsmeta.types import ROOT_CALLER as ROOT, ROOT_INO, Ino
 from tests.linear.history import OK, UNKNOWN, Answer, Call
 
@@ -96,7 +96,7 @@ class LinearClient:
             meta.unlink(ROOT, directory, names[0])
             return OK
         if verb in _FLAGS:
-            places = Place(directory, names[0]), Place(directory, names[1])
+            places = DentryLocation(directory, names[0]), DentryLocation(directory, names[1])
             meta.rename(ROOT, *places, flags=_FLAGS[verb])
             return OK
         if verb == "put":

@@ -18,7 +18,7 @@ from fsmeta.store.sqlite import SqliteStore
 from fsmeta.store.tikv.engine import TikvStore
 from fsmeta.txn.retry import Transactor
 from fsmeta.txn.row_cache import RowCache
-from fsmeta.types import Usage
+from fsmeta.types import SpaceUsage
 from tests.redis_server import RedisServer
 from tests.redis_sets import Cluster
 from tests.tikv_server import TikvServer
@@ -26,7 +26,7 @@ from tests.tikv_server import TikvServer
 ENGINES = ("mem", "sqlite", "redis", "cluster", "tikv")
 RUNTIME = SystemRuntime()
 _NUMBERS = itertools.count()
-NO_LIMITS = Usage(0, 0)
+NO_LIMITS = SpaceUsage(0, 0)
 PATIENT_S = 60.0  # how long a verb tries: a disk that others write to takes seconds
 
 
@@ -59,7 +59,7 @@ class Engine:
         self._clients.append(store)
         return store
 
-    def format(self, limits: Usage = NO_LIMITS) -> None:
+    def format(self, limits: SpaceUsage = NO_LIMITS) -> None:
         make_volume(self._first, RUNTIME, limits)
 
     def meta(self, deadline_s: float = PATIENT_S) -> Meta:
@@ -123,7 +123,7 @@ def transactor(
     return run
 
 
-def make_volume(store: Store, runtime: Runtime, limits: Usage = NO_LIMITS) -> None:
+def make_volume(store: Store, runtime: Runtime, limits: SpaceUsage = NO_LIMITS) -> None:
     settings = volume.new_format("test", "mem", "", capacity=limits.space, inodes=limits.inodes)
     run = Transactor(store, runtime, RowCache(runtime))
     past = store.history.lineage()

@@ -8,14 +8,14 @@ import pytest
 
 from fsclient.background.leader import FORGET_BATCH, first_of
 from fsmeta.admin import quota_admin
-from fsmeta.admin.quota_admin import Limits
+from fsmeta.admin.quota_admin import QuotaLimits
 from fsmeta.errors import ConfigError
 from fsmeta.meta.deletion import HOLD_BATCH
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data import extent
 from fsmeta.ops.data.deletion import Drops
 from fsmeta.ops.data.ranges import KEEP_SIZE, PUNCH_HOLE
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.rules import quota
 from fsmeta.rules.context import put_attr, put_dentry
 from fsmeta.rules.settings import OFF, load_format
@@ -185,13 +185,13 @@ def test_q1_quotas_above_very_deep_directories(engine: Engine) -> None:
     inos = _deep(meta, DEEP)
     top, last = inos[0], inos[-1]
     node = quota.dir_node(top)
-    assert quota_admin.set_quota(meta, node, Limits(None, DEEP + 1)).used.inodes == DEEP - 1
+    assert quota_admin.set_quota(meta, node, QuotaLimits(None, DEEP + 1)).used.inodes == DEEP - 1
     folder = meta.create(ROOT, last, b"folder", 0o40777).ino
     meta.create(ROOT, folder, b"file", 0o100644)
     assert errno_of(lambda: meta.create(ROOT, folder, b"more", 0o100644)) == errno.EDQUOT
-    meta.rename(ROOT, Place(last, b"folder"), Place(ROOT_INO, b"folder"))
+    meta.rename(ROOT, DentryLocation(last, b"folder"), DentryLocation(ROOT_INO, b"folder"))
     assert quota_admin.get_quota(meta, node).used.inodes == DEEP - 1
-    meta.rename(ROOT, Place(ROOT_INO, b"folder"), Place(inos[-2], b"folder"))
+    meta.rename(ROOT, DentryLocation(ROOT_INO, b"folder"), DentryLocation(inos[-2], b"folder"))
     meta.unlink(ROOT, folder, b"file")
     assert meta.statfs(last).inodes_used == DEEP
     assert quota_admin.delete_quota(meta, node)
@@ -205,11 +205,13 @@ def test_q1_what_lies_too_deep_to_be_counted_leaves_no_half_accounting(
     top = _deep(meta, 100)[0]
     monkeypatch.setattr(retry, "COMMIT_OPS_LIMIT", 150)
     with pytest.raises(ConfigError, match="too deep"):
-        quota_admin.set_quota(meta, quota.dir_node(top), Limits(None, 1000))
+        quota_admin.set_quota(meta, quota.dir_node(top), QuotaLimits(None, 1000))
     assert meta.transactor.view(load_format).accounting == OFF
     assert not meta.store.scan(keys.ACCOUNTS).items
     monkeypatch.undo()
-    assert quota_admin.set_quota(meta, quota.dir_node(top), Limits(None, 1000)).used.inodes == 99
+    assert (
+        quota_admin.set_quota(meta, quota.dir_node(top), QuotaLimits(None, 1000)).used.inodes == 99
+    )
     monkeypatch.setattr(retry, "COMMIT_OPS_LIMIT", 150)
     with pytest.raises(OSError, match="too deep") as caught:
         meta.create(ROOT, _last(meta, top), b"f", 0o100644)
@@ -231,9 +233,9 @@ def test_a_directory_moves_below_very_many(engine: Engine) -> None:
     meta = engine.meta()
     inos = _deep(meta, 300 if engine.name == "tikv" else COMMIT_OPS_MAX + 100)
     folder = meta.create(ROOT, ROOT_INO, b"folder", 0o40777).ino
-    meta.rename(ROOT, Place(ROOT_INO, b"folder"), Place(inos[-1], b"folder"))
+    meta.rename(ROOT, DentryLocation(ROOT_INO, b"folder"), DentryLocation(inos[-1], b"folder"))
     assert meta.getattr(ROOT, folder).parent == inos[-1]
-    loop = Place(ROOT_INO, b"d"), Place(folder, b"loop")
+    loop = DentryLocation(ROOT_INO, b"d"), DentryLocation(folder, b"loop")
     assert errno_of(lambda: meta.rename(ROOT, *loop)) == errno.EINVAL
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.schema import keys
 from fsmeta.txn import contended_dirs
 from fsmeta.types import ROOT_INO, Attr, Caller, Ino, SetAttr
@@ -77,7 +77,7 @@ class Crowd:
     def rename(self, meta: Meta, name: bytes) -> None:
         assert self.look(meta, name)
         assert self.look(meta, b"to" + name) is None
-        meta.rename(KERNEL, Place(self.dir, name), Place(self.dir, b"to" + name))
+        meta.rename(KERNEL, DentryLocation(self.dir, name), DentryLocation(self.dir, b"to" + name))
 
     def unlink(self, meta: Meta, name: bytes) -> None:
         assert self.look(meta, b"to" + name)

@@ -55,7 +55,7 @@ class Client:
             self._grant(chance.choice(ROWS), chance.choice(FIELDS))
 
     def _grant(self, row: bytes, field: bytes) -> None:
-        """As `Coherence`: noted before the promise is looked at."""
+        """As `CacheLeases`: noted before the promise is looked at."""
         held = self._held.setdefault(row, {})
         held.pop(field, None)
         value = self.run.cache.get(row, field, need_vouched=True)

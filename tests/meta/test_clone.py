@@ -11,7 +11,7 @@ from fsmeta.admin import clones
 from fsmeta.admin.clones import CloneBuilder
 from fsmeta.check.check import check
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.ops.trees import clone
 from fsmeta.ops.trees.clone import Building
 from fsmeta.schema import keys
@@ -24,7 +24,7 @@ from fsmeta.types import (
     Ino,
     SetAttr,
     Slice,
-    Usage,
+    SpaceUsage,
 )
 from tests.meta.engines import Engine
 from tests.outcome import errno_of
@@ -125,7 +125,7 @@ def test_what_only_root_sets_is_not_cloned_for_others(engine: Engine) -> None:
     top = meta.create(ROOT, ROOT_INO, b"top", 0o40755).ino
     program = meta.create(ROOT, top, b"program", 0o100744).ino
     given = meta.create(USER, ROOT_INO, b"given", 0o100744).ino
-    meta.rename(ROOT, Place(ROOT_INO, b"given"), Place(top, b"given"))
+    meta.rename(ROOT, DentryLocation(ROOT_INO, b"given"), DentryLocation(top, b"given"))
     names = [b"security.capability", b"security.other", b"trusted.a", b"user.a"]
     for ino in (program, given):
         for name in names:
@@ -192,7 +192,7 @@ def test_nothing_is_left_of_what_fails(engine: Engine, why: str) -> None:
         meta.create(ROOT, place, b"copy", 0o100644)
     before, builder = meta.statfs(), _builder(meta, USER, preserve=False)
     if why == "full":
-        meta._rules = Usage(0, before.inodes_used + 5), *meta._rules[1:]
+        meta._rules = SpaceUsage(0, before.inodes_used + 5), *meta._rules[1:]
     if why == "stopped":
         turns = iter(range(3))
         builder = CloneBuilder(meta, USER, False, lambda: next(turns, None) is None)

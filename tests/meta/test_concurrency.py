@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import EXCHANGE, Place
+from fsmeta.ops.names.rename import EXCHANGE, DentryLocation
 from fsmeta.schema import inode, keys
 from fsmeta.schema.acl import DEFAULT_XATTR, Acl, Named, pack_xattr
 from fsmeta.store.contract import Applied, Commit
@@ -159,7 +159,9 @@ def _tree(meta: Meta, *names: bytes) -> Ino:
     return ino
 
 
-def _move(meta: Meta, old: Place, new: Place, moved: list[bytes], flags: int = 0) -> None:
+def _move(
+    meta: Meta, old: DentryLocation, new: DentryLocation, moved: list[bytes], flags: int = 0
+) -> None:
     allowed = {errno.EINVAL, errno.ENOENT, errno.ENOTEMPTY}
     if _works(meta.rename, ROOT, old, new, flags, allowed=allowed):
         moved.append(old.name)
@@ -176,8 +178,14 @@ def _opposite_renames(sim: SimRuntime, seed: int, faults: Faults) -> None:
     p, q = _tree(metas[0], b"p", b"1", b"2"), _tree(metas[1], b"q", b"3")
     moved: list[bytes] = []
     threads = [
-        sim.spawn("pq", lambda: _move(metas[0], Place(ROOT_INO, b"p"), Place(q, b"p"), moved)),
-        sim.spawn("qp", lambda: _move(metas[1], Place(ROOT_INO, b"q"), Place(p, b"q"), moved)),
+        sim.spawn(
+            "pq",
+            lambda: _move(metas[0], DentryLocation(ROOT_INO, b"p"), DentryLocation(q, b"p"), moved),
+        ),
+        sim.spawn(
+            "qp",
+            lambda: _move(metas[1], DentryLocation(ROOT_INO, b"q"), DentryLocation(p, b"q"), moved),
+        ),
     ]
     for thread in threads:
         thread.join()
@@ -205,8 +213,12 @@ def test_names_made_in_a_directory_do_not_stop_who_moves_it(
         return commit(wanted)
 
     monkeypatch.setattr(mover.store, "commit", interfere)
-    places = Place(ROOT_INO, b"moving"), Place(ROOT_INO, b"renamed"), Place(target, b"moved")
-    also = Place(ROOT_INO, b"target")
+    places = (
+        DentryLocation(ROOT_INO, b"moving"),
+        DentryLocation(ROOT_INO, b"renamed"),
+        DentryLocation(target, b"moved"),
+    )
+    also = DentryLocation(ROOT_INO, b"target")
     for old, new, flags in (
         (places[0], places[1], 0),
         (places[1], places[2], 0),
@@ -265,17 +277,20 @@ def test_directories_moved_by_many_make_no_loop(engine: Engine) -> None:
     dirs = [_tree(metas[0], b"%d" % n) for n in range(8)]
     moved: list[bytes] = []
 
-    def where(meta: Meta, name: bytes, ino: Ino) -> Place:
+    def where(meta: Meta, name: bytes, ino: Ino) -> DentryLocation:
         """The name of a directory that may be moving."""
         a = meta.store.read([(keys.inode_row(ino), keys.ATTR_FIELD)])[0]
         assert a is not None
-        return Place(inode.unpack_stable(ino, a).parent, name)
+        return DentryLocation(inode.unpack_stable(ino, a).parent, name)
 
     def work(meta: Meta, seed: int) -> None:
         chance = random.Random(seed)
         for _ in range(60):
             one, two = chance.sample(range(len(dirs)), 2)
-            old, target = where(meta, b"%d" % one, dirs[one]), Place(dirs[two], b"%d" % one)
+            old, target = (
+                where(meta, b"%d" % one, dirs[one]),
+                DentryLocation(dirs[two], b"%d" % one),
+            )
             if chance.random() < 0.2:
                 target = where(meta, b"%d" % two, dirs[two])
                 _move(meta, old, target, [], EXCHANGE)

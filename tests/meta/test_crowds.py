@@ -18,7 +18,7 @@ from fsmeta.meta.prefetch_policy import (
     AHEAD_SAVED,
     MISSES_A_PAGE,
     PAGES_MAX,
-    Crowds,
+    PrefetchPolicy,
 )
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
@@ -207,7 +207,7 @@ class _Pages:
 
 def test_pages_follow_as_long_as_names_are_missed() -> None:
     pages = _Pages(3)
-    crowds = Crowds(pages.read)
+    crowds = PrefetchPolicy(pages.read)
     for _ in range(10 * MISSES_A_PAGE):
         crowds.missed(D, True)
     assert pages.asked == [b"", b"1", b"2"]
@@ -215,7 +215,7 @@ def test_pages_follow_as_long_as_names_are_missed() -> None:
 
 def test_an_endless_directory_is_read_so_far() -> None:
     pages = _Pages(10**9)
-    crowds = Crowds(pages.read)
+    crowds = PrefetchPolicy(pages.read)
     for _ in range(2 * PAGES_MAX * MISSES_A_PAGE):
         crowds.missed(D, True)
     assert len(pages.asked) == PAGES_MAX
@@ -223,19 +223,19 @@ def test_an_endless_directory_is_read_so_far() -> None:
 
 def test_a_directory_that_others_change_is_read_ever_less_readily() -> None:
     pages = _Pages(1)
-    crowds = Crowds(pages.read)
+    crowds = PrefetchPolicy(pages.read)
     for number in range(1, 1001):
         crowds.missed(D, remembered=number % 100 > 1)  # every hundredth look-up others were here
     assert 3 <= len(pages.asked) <= 6
     assert set(pages.asked) == {b""}
 
 
-def _asked(crowds: Crowds, misses: int) -> int:
+def _asked(crowds: PrefetchPolicy, misses: int) -> int:
     return sum(crowds.ahead(D)[1] for _ in range(misses))
 
 
 def test_what_nobody_uses_is_bounded() -> None:
-    crowds = Crowds(_Pages(1).read)
+    crowds = PrefetchPolicy(_Pages(1).read)
     assert _asked(crowds, MISSES_A_PAGE - 1) == 0
     assert crowds.ahead(D) == (0, AHEAD_MAX)
     assert crowds.ahead(D) == (AHEAD_MAX, AHEAD_MAX)
@@ -243,7 +243,7 @@ def test_what_nobody_uses_is_bounded() -> None:
 
 
 def test_what_is_used_earns_more_and_does_not_pile_up() -> None:
-    crowds = Crowds(_Pages(1).read)
+    crowds = PrefetchPolicy(_Pages(1).read)
     crowds.opened(D)  # of a directory that nobody has asked about
     assert _asked(crowds, 100) == AHEAD_FREE
     crowds.opened(D)
@@ -254,7 +254,7 @@ def test_what_is_used_earns_more_and_does_not_pile_up() -> None:
 
 
 def test_names_that_came_late_are_passed_once_more() -> None:
-    crowds = Crowds(_Pages(1).read)
+    crowds = PrefetchPolicy(_Pages(1).read)
     assert _asked(crowds, MISSES_A_PAGE) == AHEAD_MAX
     crowds.passed(D)
     assert crowds.ahead(D) == (0, AHEAD_MAX)

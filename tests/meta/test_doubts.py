@@ -11,7 +11,7 @@ from fsmeta.errors import Ambiguous, Fenced, StoreFull, Voided
 from fsmeta.meta.locks import Range
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.sessions import session as sessions
-from fsmeta.ops.sessions.lock import Outcome
+from fsmeta.ops.sessions.lock import LockOutcome
 from fsmeta.schema import keys
 from fsmeta.schema.locks import Kind
 from fsmeta.store.contract import FENCE_FIELD, Applied, Commit
@@ -205,7 +205,7 @@ def test_a_lock_that_went_with_its_session_is_not_had(engine: Engine) -> None:
     line.cut, line.meanwhile = True, meanwhile
     with pytest.raises(Fenced):
         one.locks.setlk(ino, Kind.FLOCK, 1, Range(True))
-    assert two.locks.setlk(ino, Kind.FLOCK, 1, Range(True)).outcome is Outcome.GRANTED
+    assert two.locks.setlk(ino, Kind.FLOCK, 1, Range(True)).outcome is LockOutcome.GRANTED
     two.locks.unlock(ino, Kind.FLOCK, 1)
 
 

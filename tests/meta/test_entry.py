@@ -9,7 +9,7 @@ import msgpack
 from fsmeta.ops.names.create import NewNode
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import Caller, Ino, SetAttr, Slice, SliceId
-from fsmeta.writeback.log_entry import After, Entry, Guard, Need, unpack
+from fsmeta.writeback.log_entry import After, Guard, LogEntry, Need, unpack
 
 RUNTIME = SystemRuntime()
 THREADS = 4
@@ -17,15 +17,15 @@ ENTRIES = 300
 CALLER = Caller(1000, 100, (100, 27), 4242, True)
 
 
-def entries(thread: int) -> list[Entry]:
+def entries(thread: int) -> list[LogEntry]:
     """Creates and writes, no two alike."""
-    made: list[Entry] = []
+    made: list[LogEntry] = []
     for number in range(ENTRIES):
         ino, name = Ino(thread * ENTRIES + number), b"%d of %d" % (number, thread)
-        create = Entry("create", CALLER, number, (Ino(1), name, NewNode(ino, 0o100644)))
+        create = LogEntry("create", CALLER, number, (Ino(1), name, NewNode(ino, 0o100644)))
         create.guards = (Guard(b"d", name, b"dentry"),)
         piece = Slice(0, SliceId(ino), 1 << 17, 0, 1 << 17)
-        write = Entry("write", CALLER, number, (ino, ((0, piece),), 1 << 17, number, None))
+        write = LogEntry("write", CALLER, number, (ino, ((0, piece),), 1 << 17, number, None))
         write.needs = (Need(f"chunks/0/0/{ino}_0_131072", 3, number, 131_100, thread),)
         made += [create, write]
     return made
@@ -49,7 +49,7 @@ def test_w1_threads_pack_at_once() -> None:
 
 
 def test_w1_what_does_not_pack_spoils_no_other() -> None:
-    bad = Entry("create", CALLER, 0, (object(),))
+    bad = LogEntry("create", CALLER, 0, (object(),))
     good = entries(0)[1]
     before = good.pack()
     for _ in range(3):
@@ -70,7 +70,7 @@ def test_w1_entries_of_a_journal_from_before_a_field_came() -> None:
         is_want = fields == list(want)
         return msgpack.ExtType(code, msgpack.packb(fields[:-1]) if is_want else data)
 
-    packed = Entry("setattr", CALLER, 0, (Ino(7), want)).pack()
+    packed = LogEntry("setattr", CALLER, 0, (Ino(7), want)).pack()
     old = msgpack.packb(msgpack.unpackb(packed, ext_hook=shortened))
     assert len(old) == len(packed) - 1
     assert unpack(old).args == (7, want)
@@ -78,7 +78,7 @@ def test_w1_entries_of_a_journal_from_before_a_field_came() -> None:
 
 def test_w1_entries_from_before_they_named_the_last_commit() -> None:
     """Version 1 ends before `after`."""
-    entry = Entry("setattr", CALLER, 0, (Ino(7), SetAttr(size=0)))
+    entry = LogEntry("setattr", CALLER, 0, (Ino(7), SetAttr(size=0)))
     entry.after = After(b"s1", b"w1", 5)
     assert unpack(entry.pack()).after == entry.after
     _, *fields, _ = msgpack.unpackb(entry.pack())

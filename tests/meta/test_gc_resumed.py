@@ -10,7 +10,7 @@ import pytest
 
 from fsclient.upkeep import gc as collect_module, gc_checkpoint
 from fsclient.upkeep.gc import Collected, Job, Progress, collect
-from fsclient.upkeep.gc_checkpoint import MARK, SWEEP, Place
+from fsclient.upkeep.gc_checkpoint import MARK, SWEEP, GcCheckpoint
 from fsdata.format.object_keys import object_key
 from fsdata.objects.mem import MemObjects
 from fsmeta.errors import ConfigError
@@ -86,7 +86,9 @@ class World:
     def ids(self) -> set[int]:
         return {int(info.key.split("/")[-1].split("_")[0]) for info in self.objects.list("chunks/")}
 
-    def gc(self, place: Place | None = None, page: Hook = int, batch: Hook = int) -> Collected:
+    def gc(
+        self, place: GcCheckpoint | None = None, page: Hook = int, batch: Hook = int
+    ) -> Collected:
         """`page` is called after each page of inodes, `batch` after some objects."""
 
         def read(inodes: int) -> None:
@@ -102,8 +104,8 @@ class World:
     def fresh(self) -> Meta:
         return Meta(MemStore(self.backend), RUNTIME)
 
-    def place(self) -> Place:
-        return Place(RUNTIME, self.file, "the volume")
+    def place(self) -> GcCheckpoint:
+        return GcCheckpoint(RUNTIME, self.file, "the volume")
 
     def phase(self) -> str:
         return str(json.loads(Path(self.file).read_text())["phase"])
@@ -213,7 +215,7 @@ def test_a_cursor_of_another_volume_or_without_its_marks(world: World) -> None:
     with pytest.raises(Killed):
         world.gc(world.place(), batch=lambda: die_if(True))
     with pytest.raises(ConfigError, match="another volume"):
-        Place(RUNTIME, world.file, "another")
+        GcCheckpoint(RUNTIME, world.file, "another")
     Path(world.file + ".used").unlink()
     with pytest.raises(ConfigError, match="remove it to begin anew"):
         world.place()

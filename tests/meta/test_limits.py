@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fsmeta.meta.meta import Meta
-from fsmeta.types import CHUNK_BYTES, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, Usage
+from fsmeta.types import CHUNK_BYTES, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, SpaceUsage
 from tests.conftest import assert_clean
 from tests.meta.engines import ENGINES, Engine, open_engine
 
@@ -23,7 +23,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     """A volume of 100 pages and 20 inodes, the root among them."""
     made = open_engine(request.param, tmp_path, request.getfixturevalue)
     try:
-        made.format(Usage(SPACE, INODES))
+        made.format(SpaceUsage(SPACE, INODES))
         yield made
         assert_clean(made.first)
     finally:

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from fsclient.files import dir_stream
-from fsclient.files.dir_stream import PAGES_KEPT, RECENT_MAX, Extent, Listing, Pages
+from fsclient.files.dir_stream import PAGES_KEPT, RECENT_MAX, DirStream, Extent, Pages
 from fsmeta.runtime import SystemRuntime
 from fsmeta.schema import keys
 from fsmeta.store.contract import DELETE, PUT, SCAN_PAGE
@@ -37,8 +37,8 @@ class Directory:
         self.pages = Pages(RUNTIME)
         self.names = {name_of(number) for number in range(self.count)}
 
-    def open(self) -> Listing:
-        made = Listing(self.ino, partial(self.reader.names, self.ino), self.pages, RUNTIME)
+    def open(self) -> DirStream:
+        made = DirStream(self.ino, partial(self.reader.names, self.ino), self.pages, RUNTIME)
         made.begin(DOTS)
         return made
 
@@ -49,7 +49,7 @@ def directory(engine: Engine) -> Directory:
 
 
 def _steps(
-    made: Listing, cookie: int = 0, at_most: int = AT_MOST
+    made: DirStream, cookie: int = 0, at_most: int = AT_MOST
 ) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
     """A listing from `cookie` on, request by request."""
     while True:
@@ -62,7 +62,7 @@ def _steps(
         yield [name for name, _, _ in names], cookies
 
 
-def _rest(made: Listing, cookie: int = 0) -> list[bytes]:
+def _rest(made: DirStream, cookie: int = 0) -> list[bytes]:
     return [name for names, _ in _steps(made, cookie) for name in names]
 
 
@@ -174,7 +174,7 @@ def test_a_table_that_shrinks_under_the_scan(engine: Engine, seed: int) -> None:
         page = store.scan(row, cursor or b"", 50)
         return [Dentry(name, INO, FileType.REG) for name in dict(page.items)], page.cursor
 
-    made = Listing(INO, read, Pages(RUNTIME), RUNTIME)
+    made = DirStream(INO, read, Pages(RUNTIME), RUNTIME)
     made.begin(())
     found: list[bytes] = []
     for step, _ in _steps(made, at_most=100):
@@ -237,7 +237,7 @@ def test_what_was_staged_is_published_meanwhile(monkeypatch: pytest.MonkeyPatch)
         number = int(cursor or b"0")
         return pages[number], b"%d" % (number + 1) if number + 1 < len(pages) else None
 
-    made = Listing(INO, read, Pages(RUNTIME), RUNTIME)
+    made = DirStream(INO, read, Pages(RUNTIME), RUNTIME)
     made.begin(DOTS)
     assert _is_each_once(_rest(made), {name_of(number) for number in range(2000)})
 
@@ -251,12 +251,12 @@ def test_forgotten_pages(monkeypatch: pytest.MonkeyPatch) -> None:
         return (files[10:], None) if cursor else (files[:10], b"10")
 
     pages = Pages(RUNTIME, at_most=1)
-    made = Listing(INO, read, pages, RUNTIME)
+    made = DirStream(INO, read, pages, RUNTIME)
     made.begin(DOTS)
     found = [(names, cookies) for names, cookies in _steps(made, at_most=5)]
     last = found[-1][1][-1]
     assert pages.number(Extent(Ino(8), b"other", None)) > last >> dir_stream.SLOT_BITS
-    other = Listing(INO, read, pages, RUNTIME)
+    other = DirStream(INO, read, pages, RUNTIME)
     other.begin(DOTS)
     assert _is_each_once(_rest(other, last), {name for name, _, _ in files})
 
@@ -269,7 +269,7 @@ def test_names_in_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names whose checksums are equal have cookies of their own."""
     monkeypatch.setattr(dir_stream, "crc32", lambda name: len(name) << 4)
     names = [_file(number) for number in range(100)]
-    made = Listing(INO, lambda _cursor: (names, None), Pages(RUNTIME), RUNTIME)
+    made = DirStream(INO, lambda _cursor: (names, None), Pages(RUNTIME), RUNTIME)
     made.begin(DOTS)
     found = [each for each, _ in _steps(made, at_most=7)]
     assert _is_each_once([name for each in found for name in each], {name for name, _, _ in names})

@@ -11,14 +11,14 @@ import pytest
 from fsmeta.meta.locks import Range
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.sessions import lock
-from fsmeta.ops.sessions.lock import Outcome
-from fsmeta.schema.locks import Kind, Lock, Owner
+from fsmeta.ops.sessions.lock import LockOutcome
+from fsmeta.schema.locks import Kind, LockRecord, Owner
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SessionId
 from tests.meta.engines import Engine
 from tests.waiting import wait_until
 
 READ, WRITE = Range(False), Range(True)
-GRANTED, QUEUED, REFUSED = Outcome.GRANTED, Outcome.QUEUED, Outcome.REFUSED
+GRANTED, QUEUED, REFUSED = LockOutcome.GRANTED, LockOutcome.QUEUED, LockOutcome.REFUSED
 P, F = Kind.POSIX, Kind.FLOCK
 
 
@@ -52,7 +52,7 @@ def test_ranges_split_and_join(engine: Engine) -> None:
     meta = engine.meta()
     ino = _file(meta)
 
-    def ask(owner: int, begin: int, end: int, write: bool) -> Outcome:
+    def ask(owner: int, begin: int, end: int, write: bool) -> LockOutcome:
         return meta.locks.setlk(ino, P, owner, Range(write, begin, end)).outcome
 
     assert ask(1, 0, 100, True) is GRANTED
@@ -68,7 +68,7 @@ def test_ranges_split_and_join(engine: Engine) -> None:
     assert _ranges(meta, ino) == [(1, 0, 100, True)]
     assert meta.locks.getlk(ino, 1, WRITE) is None
     assert meta.session is not None
-    barring = Lock(Owner(meta.session.id, 1), 0, True, 0, 100)
+    barring = LockRecord(Owner(meta.session.id, 1), 0, True, 0, 100)
     assert meta.locks.getlk(ino, 2, Range(False, 99, 200)) == barring
     assert meta.locks.getlk(ino, 2, Range(False, 100, 200)) is None
     assert not meta.locks.unlock(ino, P, 1)

@@ -15,7 +15,7 @@ import pytest
 
 from fsmeta.meta.locks import Range
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.sessions.lock import Outcome
+from fsmeta.ops.sessions.lock import LockOutcome
 from fsmeta.schema.locks import LOCK_END, Kind
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.meta.engines import Engine
@@ -139,14 +139,14 @@ class _World:
         held = wish.who in had
         line = self.model.line if wait and not held else []
         if same or not self.model.bars(wish, line):
-            assert answer.outcome is Outcome.GRANTED, wish
+            assert answer.outcome is LockOutcome.GRANTED, wish
             self.model.give(wish)
         elif wait:
-            assert answer.outcome is Outcome.QUEUED, wish
+            assert answer.outcome is LockOutcome.QUEUED, wish
             self.model.line.append(wish)
             self.waits[number].add(wish.ticket)
         else:
-            assert answer.outcome is Outcome.REFUSED, wish
+            assert answer.outcome is LockOutcome.REFUSED, wish
 
     def release(self, number: int) -> None:
         wish = self.wish(number, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsclient.background.trash_expiry import TrashKeeper
+from fsclient.background.trash_expiry import TrashExpiry
 from fsmeta.admin import clones, quota_admin
 from fsmeta.admin.clones import CloneBuilder
 from fsmeta.admin.trash_expiry import FORGET_S, hours
@@ -85,7 +85,7 @@ def test_a_large_hour_of_the_trash_is_emptied(
     leader.transactor.run(
         lambda txn: txn.put(keys.TRASH, keys.pack_u64(hour), keys.pack_u64(HOUR_NS))
     )
-    keeper = TrashKeeper(leader, clocks, lambda: False)
+    keeper = TrashExpiry(leader, clocks, lambda: False)
     keeper.turn()
     while keeper.unfinished:  # a turn is short, other work has its own
         keeper.turn()

@@ -14,7 +14,7 @@ from fsmeta.admin.clones import CloneBuilder
 from fsmeta.check.check import check
 from fsmeta.check.repair import repair
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.schema import keys
 from fsmeta.store.contract import PUT
 from fsmeta.store.mem import MemBackend, MemStore
@@ -44,7 +44,7 @@ def test_no_verb_takes_it(engine: Engine, name: bytes) -> None:
         lambda: meta.create(ROOT, top, name, 0o40755),
         lambda: meta.symlink(ROOT, top, name, b"to"),
         lambda: meta.link(ROOT, file, top, name),
-        lambda: meta.rename(ROOT, Place(top, b"f"), Place(top, name)),
+        lambda: meta.rename(ROOT, DentryLocation(top, b"f"), DentryLocation(top, name)),
         lambda: CloneBuilder(meta, ROOT, True, lambda: False).build(top, ROOT_INO, name),
     ]
     code = errno.ENAMETOOLONG if len(name) > 255 else errno.EINVAL

@@ -7,7 +7,7 @@ import pytest
 from fsmeta.check.check import check
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data.deletion import LastUses
-from fsmeta.ops.data.packing import MEMBERS_MAX, Packed, Small, Thin, part
+from fsmeta.ops.data.packing import MEMBERS_MAX, PackedSlices, Small, Thin, part
 from fsmeta.ops.data.ranges import Span
 from fsmeta.schema import keys, slices
 from fsmeta.schema.segments import PACKED, pack_members, unpack_members
@@ -33,7 +33,7 @@ def pack(meta: Meta, files: list[Small]) -> tuple[SliceId, list[Ino]]:
     size = sum(each.piece.length for each in files)
     members, off = [], 0
     for each in files:
-        members.append(Packed(each, part(segment, size, off, each.piece)))
+        members.append(PackedSlices(each, part(segment, size, off, each.piece)))
         off += each.piece.length
     return segment, meta.packing.pack(segment, members)
 

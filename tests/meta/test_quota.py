@@ -13,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fsmeta.admin import quota_admin
-from fsmeta.admin.quota_admin import Limits, Quota
+from fsmeta.admin.quota_admin import Quota, QuotaLimits
 from fsmeta.errors import ConfigError
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import EXCHANGE, Place
+from fsmeta.ops.names.rename import EXCHANGE, DentryLocation
 from fsmeta.rules import quota
 from fsmeta.rules.settings import load_format
 from fsmeta.schema import keys
 from fsmeta.txn.txn import Txn
-from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice, Usage
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice, SpaceUsage
 from tests.conftest import assert_clean
 from tests.meta.engines import Engine
 
@@ -50,7 +50,7 @@ def write(meta: Meta, ino: Ino, pages: int) -> None:
 
 def limit_dir(meta: Meta, ino: Ino, pages: int | None = None, inodes: int | None = None) -> Quota:
     space = None if pages is None else pages * PAGE
-    return quota_admin.set_quota(meta, quota.dir_node(ino), Limits(space, inodes))
+    return quota_admin.set_quota(meta, quota.dir_node(ino), QuotaLimits(space, inodes))
 
 
 def used(meta: Meta, node: bytes) -> tuple[int, int]:
@@ -79,9 +79,9 @@ def test_a_populated_directory_is_counted(engine: Engine) -> None:
     mkfile(meta, ROOT_INO, b"outside", 50)
     counted: list[int] = []
     found = quota_admin.set_quota(
-        meta, quota.dir_node(d), Limits(10 * PAGE, None), progress=counted.append
+        meta, quota.dir_node(d), QuotaLimits(10 * PAGE, None), progress=counted.append
     )
-    assert found == Quota(quota.dir_node(d), Usage(5 * PAGE, 3), Usage(10 * PAGE, 0))
+    assert found == Quota(quota.dir_node(d), SpaceUsage(5 * PAGE, 3), SpaceUsage(10 * PAGE, 0))
     assert counted[-1] >= 6
     assert used_dir(meta, inner) == (3, 1)  # each directory is known from now on
     assert used(meta, quota.user_node(1000)) == (3, 2)
@@ -106,19 +106,19 @@ def test_everything_that_grows_is_refused(engine: Engine) -> None:
         lambda: meta.symlink(ROOT, d, b"x", b"to"),
         lambda: meta.create(ROOT, d, b"x", 0o010644),
         lambda: write(meta, f, 5),
-        lambda: meta.rename(ROOT, Place(other, b"g"), Place(d, b"x")),
-        lambda: meta.rename(ROOT, Place(other, b"tree"), Place(d, b"x")),
+        lambda: meta.rename(ROOT, DentryLocation(other, b"g"), DentryLocation(d, b"x")),
+        lambda: meta.rename(ROOT, DentryLocation(other, b"tree"), DentryLocation(d, b"x")),
     ):
         edquot(act)
         assert used_dir(meta, d) == before == (4, 1)
     write(meta, f, 4)  # over what is there
     meta.setattr(ROOT, f, SetAttr(size=10**9))  # a hole
     meta.link(ROOT, g, d, b"link")  # it counts where it was
-    meta.rename(ROOT, Place(d, b"f"), Place(d, b"f2"))
+    meta.rename(ROOT, DentryLocation(d, b"f"), DentryLocation(d, b"f2"))
     meta.setattr(ROOT, f, SetAttr(size=PAGE))
     assert used_dir(meta, d) == (1, 1)
-    meta.rename(ROOT, Place(d, b"f2"), Place(other, b"f2"))
-    meta.rename(ROOT, Place(other, b"tree"), Place(d, b"tree"))
+    meta.rename(ROOT, DentryLocation(d, b"f2"), DentryLocation(other, b"f2"))
+    meta.rename(ROOT, DentryLocation(other, b"tree"), DentryLocation(d, b"tree"))
     assert used_dir(meta, d) == (0, 1)
     edquot(lambda: mkfile(meta, tree, b"x"))
 
@@ -160,8 +160,8 @@ def test_users_and_groups(engine: Engine) -> None:
     meta = engine.meta()
     d = mkdir(meta, ROOT_INO, b"d")
     mkfile(meta, d, b"a", 2, ALICE)
-    quota_admin.set_quota(meta, quota.user_node(1000), Limits(3 * PAGE, 2))
-    quota_admin.set_quota(meta, quota.group_node(101), Limits(4 * PAGE, 2))
+    quota_admin.set_quota(meta, quota.user_node(1000), QuotaLimits(3 * PAGE, 2))
+    quota_admin.set_quota(meta, quota.group_node(101), QuotaLimits(4 * PAGE, 2))
     edquot(lambda: mkfile(meta, d, b"b", 2, ALICE))
     edquot(lambda: mkfile(meta, d, b"c", 0, ALICE))
     bobs = mkfile(meta, d, b"bobs", 2, BOB)
@@ -189,13 +189,13 @@ def test_a_quota_below_usage(engine: Engine) -> None:
     limit_dir(meta, d, pages=4, inodes=2)
     edquot(lambda: write(meta, f, 9))
     edquot(lambda: mkfile(meta, b, b"g"))
-    meta.rename(ROOT, Place(a, b"f"), Place(b, b"f"))
-    meta.rename(ROOT, Place(d, b"a"), Place(b, b"a"))
+    meta.rename(ROOT, DentryLocation(a, b"f"), DentryLocation(b, b"f"))
+    meta.rename(ROOT, DentryLocation(d, b"a"), DentryLocation(b, b"a"))
     write(meta, f, 8)
     meta.setattr(ROOT, f, SetAttr(size=2 * PAGE))
     meta.rmdir(ROOT, b, b"a")
     edquot(lambda: mkfile(meta, b, b"g"))
-    meta.rename(ROOT, Place(b, b"f"), Place(ROOT_INO, b"f"))
+    meta.rename(ROOT, DentryLocation(b, b"f"), DentryLocation(ROOT_INO, b"f"))
     mkfile(meta, b, b"g", 4)
     assert used_dir(meta, d) == (4, 2)
 
@@ -211,19 +211,19 @@ def test_a_moved_directory_takes_its_usage_along(engine: Engine) -> None:
     limit_dir(meta, b, pages=10, inodes=7)
     assert (used_dir(meta, a), used_dir(meta, b)) == ((10, 7), (0, 0))
     write(other, other.lookup(ROOT, below, b"0").ino, 3)
-    edquot(lambda: meta.rename(ROOT, Place(a, b"tree"), Place(b, b"tree")))
+    edquot(lambda: meta.rename(ROOT, DentryLocation(a, b"tree"), DentryLocation(b, b"tree")))
     assert (used_dir(meta, a), used_dir(meta, b)) == ((11, 7), (0, 0))
     other.unlink(ROOT, below, b"0")
-    other.rename(ROOT, Place(a, b"tree"), Place(b, b"tree"))
+    other.rename(ROOT, DentryLocation(a, b"tree"), DentryLocation(b, b"tree"))
     assert (used_dir(meta, a), used_dir(meta, b)) == ((0, 0), (8, 6))
     mkfile(meta, below, b"0", 2)
     edquot(lambda: mkfile(meta, below, b"more"))
-    meta.rename(ROOT, Place(tree, b"below"), Place(a, b"below"))
+    meta.rename(ROOT, DentryLocation(tree, b"below"), DentryLocation(a, b"below"))
     assert (used_dir(meta, a), used_dir(meta, b)) == ((10, 6), (0, 1))
     c = mkdir(meta, ROOT_INO, b"c")
-    meta.rename(ROOT, Place(a, b"below"), Place(c, b"below"), 0)
+    meta.rename(ROOT, DentryLocation(a, b"below"), DentryLocation(c, b"below"), 0)
     assert used_dir(meta, c) == (10, 6)
-    meta.rename(ROOT, Place(b, b"tree"), Place(c, b"below"), EXCHANGE)
+    meta.rename(ROOT, DentryLocation(b, b"tree"), DentryLocation(c, b"below"), EXCHANGE)
     assert (used_dir(meta, b), used_dir(meta, c)) == ((10, 6), (0, 1))
     assert used_dir(meta, below) == (10, 5)
 
@@ -236,13 +236,15 @@ def test_replacing_makes_room_first(engine: Engine) -> None:
     mkdir(meta, other, b"e")
     mkfile(meta, mkdir(meta, other, b"full"), b"f", 1)
     limit_dir(meta, d, pages=3, inodes=1)
-    meta.rename(ROOT, Place(other, b"g"), Place(d, b"f"))
+    meta.rename(ROOT, DentryLocation(other, b"g"), DentryLocation(d, b"f"))
     assert (used_dir(meta, d), used_dir(meta, other)) == ((3, 1), (1, 3))
-    meta.rename(ROOT, Place(d, b"f"), Place(other, b"e"), EXCHANGE)
+    meta.rename(ROOT, DentryLocation(d, b"f"), DentryLocation(other, b"e"), EXCHANGE)
     assert (used_dir(meta, d), used_dir(meta, other)) == ((0, 1), (4, 3))
-    edquot(lambda: meta.rename(ROOT, Place(other, b"full"), Place(d, b"f")))
+    edquot(lambda: meta.rename(ROOT, DentryLocation(other, b"full"), DentryLocation(d, b"f")))
     limit_dir(meta, d, inodes=2)
-    meta.rename(ROOT, Place(other, b"full"), Place(d, b"f"))  # over an empty directory
+    meta.rename(
+        ROOT, DentryLocation(other, b"full"), DentryLocation(d, b"f")
+    )  # over an empty directory
     assert (used_dir(meta, d), used_dir(meta, other)) == ((1, 2), (3, 1))
 
 
@@ -260,10 +262,12 @@ def test_hard_links_count_at_home(engine: Engine) -> None:
     assert (used_dir(meta, a), used_dir(meta, b)) == ((3, 2), (0, 0))
     edquot(lambda: write(meta, f, 5))
     write(meta, f, 4)
-    meta.rename(ROOT, Place(a, b"f"), Place(c, b"f"))  # its home has another name yet
+    meta.rename(
+        ROOT, DentryLocation(a, b"f"), DentryLocation(c, b"f")
+    )  # its home has another name yet
     assert (used_dir(meta, a), used_dir(meta, c)) == ((5, 2), (0, 0))
-    edquot(lambda: meta.rename(ROOT, Place(a, b"f2"), Place(b, b"f2")))
-    meta.rename(ROOT, Place(a, b"f2"), Place(c, b"f2"))
+    edquot(lambda: meta.rename(ROOT, DentryLocation(a, b"f2"), DentryLocation(b, b"f2")))
+    meta.rename(ROOT, DentryLocation(a, b"f2"), DentryLocation(c, b"f2"))
     assert (used_dir(meta, a), used_dir(meta, c)) == ((1, 1), (4, 1))
     meta.unlink(ROOT, c, b"f")
     meta.unlink(ROOT, c, b"f2")  # now it is in b alone, which may not refuse
@@ -285,7 +289,7 @@ def test_a_removed_directory_takes_its_quota_along(engine: Engine) -> None:
     with pytest.raises(ConfigError, match="removed"):
         limit_dir(meta, d, pages=2)
     mkdir(meta, ROOT_INO, b"f")
-    meta.rename(ROOT, Place(ROOT_INO, b"f"), Place(ROOT_INO, b"e"))
+    meta.rename(ROOT, DentryLocation(ROOT_INO, b"f"), DentryLocation(ROOT_INO, b"e"))
     assert not list(quota_admin.list_quotas(meta))
 
 
@@ -394,7 +398,7 @@ def test_directories_move_while_others_create_below_them(engine: Engine, seed: i
                 meta.setattr(ROOT, ino, SetAttr(size=0))
 
     moves = 0
-    old, new = Place(a, b"tree"), Place(b, b"tree")
+    old, new = DentryLocation(a, b"tree"), DentryLocation(b, b"tree")
     with ThreadPoolExecutor(2) as pool:
         work = [pool.submit(create, metas[n], n) for n in (1, 2)]
         while not all(each.done() for each in work):
@@ -460,7 +464,7 @@ def _one_change(meta: Meta, dice: random.Random, dirs: list[Ino], name: bytes) -
         case 1:
             meta.unlink(ROOT, parent, old)
         case 2:
-            meta.rename(ROOT, Place(parent, old), Place(other, old))
+            meta.rename(ROOT, DentryLocation(parent, old), DentryLocation(other, old))
         case 3:
             ino = meta.lookup(ROOT, parent, old).ino
             meta.setattr(ROOT, ino, SetAttr(uid=dice.randrange(3), gid=dice.randrange(3)))
@@ -471,4 +475,4 @@ def _one_change(meta: Meta, dice: random.Random, dirs: list[Ino], name: bytes) -
         case 6:
             inner = mkdir(meta, parent, name)
             mkfile(meta, inner, b"f", 1)
-            meta.rename(ROOT, Place(parent, name), Place(other, name + b"moved"))
+            meta.rename(ROOT, DentryLocation(parent, name), DentryLocation(other, name + b"moved"))

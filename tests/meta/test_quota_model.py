@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import pytest
 
 from fsmeta.admin import clones, quota_admin, snapshots
-from fsmeta.admin.quota_admin import Limits
+from fsmeta.admin.quota_admin import QuotaLimits
 from fsmeta.admin.trash_expiry import expire, hours
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import EXCHANGE, Place
+from fsmeta.ops.names.rename import EXCHANGE, DentryLocation
 from fsmeta.rules import quota
 from fsmeta.schema.snapshot_inos import shelf_of
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice
@@ -262,7 +262,7 @@ class Machine:
             old.names[old_name] = node
             node.parent = old
 
-        places = Place(old.ino, old_name), Place(new.ino, name)
+        places = DentryLocation(old.ino, old_name), DentryLocation(new.ino, name)
         return lambda: self.meta().rename(ROOT_CALLER, *places), back
 
     def exchange(self) -> object:
@@ -278,7 +278,7 @@ class Machine:
                 node.parent = parent
 
         put(two, one)
-        places = Place(first[0].ino, first[1]), Place(second[0].ino, second[1])
+        places = DentryLocation(first[0].ino, first[1]), DentryLocation(second[0].ino, second[1])
         return lambda: self.meta().rename(ROOT_CALLER, *places, EXCHANGE), lambda: put(one, two)
 
     def chown(self) -> object:
@@ -300,7 +300,7 @@ class Machine:
         node = self.dice.choice(nodes + [quota.dir_node(directory.ino)] * 4 if directory else nodes)
         pages, inodes = self.dice.choice((0, 3, 9)), self.dice.choice((1, 3, 6))
         self.limits[node] = pages, inodes
-        limits = Limits(pages * PAGE, inodes)
+        limits = QuotaLimits(pages * PAGE, inodes)
         return lambda: quota_admin.set_quota(self.meta(), node, limits), _never
 
     def unlimit(self) -> object:
@@ -343,12 +343,12 @@ class Machine:
         def call() -> None:
             meta = self.meta()
             (old,) = [
-                Place(hour, each.name)
+                DentryLocation(hour, each.name)
                 for hour in hours(meta)
                 for each in meta.names(hour)[0]
                 if each.ino == node.ino
             ]
-            meta.rename(ROOT_CALLER, old, Place(parent.ino, name))
+            meta.rename(ROOT_CALLER, old, DentryLocation(parent.ino, name))
 
         def back() -> None:
             del names[name]

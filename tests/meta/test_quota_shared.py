@@ -15,7 +15,7 @@ from fsmeta.admin.trash_expiry import expire, hours
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data.ranges import KEEP_SIZE, PUNCH_HOLE, Span
 from fsmeta.ops.names.create import NewNode
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.rules import quota
 from fsmeta.schema import keys
 from fsmeta.types import ROOT_INO, Ino, Slice
@@ -40,8 +40,12 @@ def _keeps_trash(meta: Meta) -> None:
     meta.format = meta.format._replace(trash_days=1)
 
 
-def _in_trash(meta: Meta) -> list[Place]:
-    return [Place(hour, name) for hour in hours(meta) for name, _, _ in sorted(meta.names(hour)[0])]
+def _in_trash(meta: Meta) -> list[DentryLocation]:
+    return [
+        DentryLocation(hour, name)
+        for hour in hours(meta)
+        for name, _, _ in sorted(meta.names(hour)[0])
+    ]
 
 
 def test_what_is_in_the_trash_has_left_its_directories(engine: Engine) -> None:
@@ -85,11 +89,11 @@ def test_restoring_is_limited_as_making(engine: Engine) -> None:
     meta.rmdir(ROOT, d, b"sub")
     mkfile(meta, d, b"new", 2)
     file, sub = sorted(_in_trash(meta), key=lambda place: place.name.endswith(b"sub"))
-    edquot(lambda: meta.rename(ROOT, file, Place(d, b"f")))
-    meta.rename(ROOT, sub, Place(d, b"sub"))
+    edquot(lambda: meta.rename(ROOT, file, DentryLocation(d, b"f")))
+    meta.rename(ROOT, sub, DentryLocation(d, b"sub"))
     assert used_dir(meta, d) == (2, 2)
     meta.unlink(ROOT, d, b"new")
-    meta.rename(ROOT, file, Place(d, b"f"))
+    meta.rename(ROOT, file, DentryLocation(d, b"f"))
     assert (used_dir(meta, d), used(meta, ALICES)) == ((3, 2), (3, 1))
     mkfile(meta, Ino(meta.lookup(ROOT, d, b"sub").ino), b"below", 1)
     assert used_dir(meta, d) == (4, 3)
@@ -105,7 +109,7 @@ def test_counting_begins_with_things_in_the_trash(engine: Engine) -> None:
     assert (used_dir(meta, d), used(meta, ALICES)) == ((0, 0), (3, 1))
     quota_admin.recount(meta)
     (place,) = _in_trash(meta)
-    meta.rename(ROOT, place, Place(d, b"f"))
+    meta.rename(ROOT, place, DentryLocation(d, b"f"))
     assert (used_dir(meta, d), used(meta, ALICES)) == ((3, 1), (3, 1))
 
 
@@ -170,7 +174,7 @@ def test_a_clone_counts_where_it_is_published(engine: Engine, room: str) -> None
         4 if room == "too few inodes" else 5,
     )  # fmt: skip
     if room == "alice has little":
-        quota_admin.set_quota(meta, ALICES, quota_admin.Limits(3 * PAGE, None))
+        quota_admin.set_quota(meta, ALICES, quota_admin.QuotaLimits(3 * PAGE, None))
     before = (used_dir(meta, place), used(meta, ALICES), meta.statfs())
     builder = CloneBuilder(meta, ALICE, False, lambda: False)
     if room == "enough":
@@ -178,7 +182,7 @@ def test_a_clone_counts_where_it_is_published(engine: Engine, room: str) -> None
         assert (used_dir(meta, place), used(meta, ALICES)) == ((pages, 5), (pages, 5))
         copy = meta.lookup(ROOT, place, b"copy").ino
         assert used_dir(meta, copy) == used_dir(meta, top) == (pages, 4)
-        meta.rename(ROOT, Place(place, b"copy"), Place(ROOT_INO, b"moved"))
+        meta.rename(ROOT, DentryLocation(place, b"copy"), DentryLocation(ROOT_INO, b"moved"))
         assert used_dir(meta, place) == (0, 0)
         return
     with pytest.raises(OSError, match="full") as caught:

@@ -10,7 +10,7 @@ import pytest
 
 from fsmeta.admin.trash_expiry import expire, hours
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.store.redis.engine import RedisStore
 from fsmeta.types import AT_END, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice
 from tests.conftest import assert_clean
@@ -65,8 +65,8 @@ def test_what_frees_goes_on(meta: Meta, server: RedisServer) -> None:
             meta.setxattr(ROOT_CALLER, ROOT_INO, b"user.x", VALUE)
     meta.rmdir(ROOT_CALLER, ROOT_INO, b"sub")
     meta.unlink(ROOT_CALLER, ROOT_INO, b"f0")
-    meta.rename(ROOT_CALLER, Place(ROOT_INO, b"f1"), Place(ROOT_INO, b"g1"))
-    meta.rename(ROOT_CALLER, Place(ROOT_INO, b"f2"), Place(ROOT_INO, b"f3"))
+    meta.rename(ROOT_CALLER, DentryLocation(ROOT_INO, b"f1"), DentryLocation(ROOT_INO, b"g1"))
+    meta.rename(ROOT_CALLER, DentryLocation(ROOT_INO, b"f2"), DentryLocation(ROOT_INO, b"f3"))
     for size in (4096, 0):
         meta.setattr(ROOT_CALLER, files[4], SetAttr(size=size))
     meta.deletion.purge([files[0], files[3]])
@@ -98,7 +98,7 @@ def test_t1_deleting_goes_on_with_a_trash(meta: Meta, server: RedisServer) -> No
     _full(server)
     _has_no_room(meta)
     meta.unlink(ROOT_CALLER, ROOT_INO, b"a")
-    meta.rename(ROOT_CALLER, Place(ROOT_INO, b"b"), Place(ROOT_INO, b"c"))
+    meta.rename(ROOT_CALLER, DentryLocation(ROOT_INO, b"b"), DentryLocation(ROOT_INO, b"c"))
     meta.rmdir(ROOT_CALLER, ROOT_INO, b"sub")
     assert [entry.name for entry in meta.names(ROOT_INO)[0]] == [b"c"]
     (hour,) = hours(meta)

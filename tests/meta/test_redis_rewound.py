@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta.errors import Fenced, Rewound, StoreError
+from fsmeta.errors import Fenced, StoreError, StoreRolledBack
 from fsmeta.meta.id_allocator import INO_BATCH
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.sessions.session import ENDED_MAX
@@ -93,11 +93,11 @@ def _names(meta: Meta) -> set[bytes]:
 
 def _is_stopped(meta: Meta) -> None:
     """It writes nothing any more, whoever asks, and reads on."""
-    with pytest.raises(Rewound):
+    with pytest.raises(StoreRolledBack):
         _make(meta, b"refused")
-    with pytest.raises(Rewound):
+    with pytest.raises(StoreRolledBack):
         meta.sessions.beat(0)
-    with pytest.raises(Rewound):
+    with pytest.raises(StoreRolledBack):
         meta.setxattr(ROOT_CALLER, ROOT_INO, b"user.x", b"y")
     assert b"refused" not in _names(meta)
     assert meta.getattr(ROOT_CALLER, ROOT_INO).is_dir
@@ -121,7 +121,7 @@ def test_who_was_told_what_is_lost_stops(past: Past) -> None:
     past.keep()
     _make(one, b"lost")
     past.go_back()
-    with pytest.raises(Rewound, match="gone back to an older state"):
+    with pytest.raises(StoreRolledBack, match="gone back to an older state"):
         _make(one, b"refused")
     _is_stopped(one)
     assert len(told) == 1
@@ -163,7 +163,7 @@ def test_numbers_of_a_lost_batch_are_not_handed_out_again(past: Past) -> None:
         handed |= inos | slices
         past.go_back()
         for meta in (one, two):
-            with pytest.raises((Fenced, Rewound)):
+            with pytest.raises((Fenced, StoreRolledBack)):
                 _make(meta, b"refused")
 
 
@@ -194,7 +194,7 @@ def test_everything_is_gone(past: Past) -> None:
     with pytest.raises(Fenced):
         meta.sessions.beat(0)
     assert meta.session is not None
-    with pytest.raises(Rewound, match="does not know that session 1 "):
+    with pytest.raises(StoreRolledBack, match="does not know that session 1 "):
         meta.sessions.open({}, meta.session.id)
     assert past.server.ask("DBSIZE") == 0
     past.go_back()
@@ -223,7 +223,7 @@ def test_who_was_ended_in_an_older_state_does_not(past: Past) -> None:
     two.sessions.end(one.session.id)
     with pytest.raises(Fenced):
         _make(one, b"refused")
-    with pytest.raises(Rewound):
+    with pytest.raises(StoreRolledBack):
         one.sessions.open({}, one.session.id)
     _is_stopped(one)
 
@@ -254,9 +254,9 @@ def test_an_answer_of_a_lost_connection_is_asked_for_again(past: Past) -> None:
     writes = [(PUT, b"Z", b"sync", b"1")]
     store.commit(change(*writes, fence=fence, sequence=5))
     store._commits._ask_again(fence, b"w\0\1", (5).to_bytes(8, "big"))
-    with pytest.raises(Rewound):
+    with pytest.raises(StoreRolledBack):
         store._commits._ask_again(fence, b"w\0\1", (6).to_bytes(8, "big"))
-    with pytest.raises(Rewound):
+    with pytest.raises(StoreRolledBack):
         store._commits._ask_again(fence, b"w\0\2", (1).to_bytes(8, "big"))
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta.errors import Ambiguous, ConfigError, Rewound, StoreError
+from fsmeta.errors import Ambiguous, ConfigError, StoreError, StoreRolledBack
 from fsmeta.meta.meta import Meta
-from fsmeta.store.redis.commit import Wait
+from fsmeta.store.redis.commit import ReplicaWait
 from fsmeta.store.redis.engine import RedisStore
 from fsmeta.txn.retry import Transactor
 from fsmeta.txn.txn import Txn
@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 ROW, LOG = b"tlog", b"log"
 NEW_MASTER_S = 100.0  # of it half a minute where a busy machine has stopped the Sentinels
-WAIT = Wait(1)
+WAIT = ReplicaWait(1)
 pytestmark = pytest.mark.skipif(not RedisServer.is_installed(), reason="needs redis-server")
 
 
@@ -44,7 +44,7 @@ def replicated(tmp_path: Path) -> Iterator[Cluster]:
 class Clients:
     """Clients with sessions, on a volume."""
 
-    def __init__(self, url: str, wait: Wait | None = None) -> None:
+    def __init__(self, url: str, wait: ReplicaWait | None = None) -> None:
         self._url = url
         self._wait = wait
         self._metas: list[Meta] = []
@@ -52,7 +52,7 @@ class Clients:
         make_volume(store, RUNTIME)
         store.close()
 
-    def join(self, deadline_s: float = NEW_MASTER_S, wait: Wait | None = None) -> Meta:
+    def join(self, deadline_s: float = NEW_MASTER_S, wait: ReplicaWait | None = None) -> Meta:
         meta = Meta(RedisStore(self._url, RUNTIME, wait or self._wait), RUNTIME, deadline_s)
         meta.sessions.open({"host": "test"})
         self._metas.append(meta)
@@ -209,7 +209,7 @@ def test_a_lost_suffix_stops_who_was_told_of_it(sentinels: Sentinels) -> None:
     sentinels.watch_closely()
     for replica in sentinels.servers[1:]:
         replica.thaw()
-    with pytest.raises(Rewound):
+    with pytest.raises(StoreRolledBack):
         one.create(ROOT_CALLER, ROOT_INO, b"refused", 0o100644)
     made = two.create(ROOT_CALLER, ROOT_INO, b"goes on", 0o100644)
     assert made.ino < 1 << 40, "of a batch that it has"
@@ -221,8 +221,8 @@ def test_a_lost_suffix_stops_who_was_told_of_it(sentinels: Sentinels) -> None:
 
 
 def test_redis_wait_answers_when_replicas_have_it(sentinels: Sentinels) -> None:
-    clients = Clients(sentinels.url(), Wait(2, 100))
-    patient = clients.join(wait=Wait(2, 9_000))
+    clients = Clients(sentinels.url(), ReplicaWait(2, 100))
+    patient = clients.join(wait=ReplicaWait(2, 9_000))
     meta, hurried = clients.join(), clients.join(deadline_s=0.5)
     _append(patient.transactor, b"a,")
     before = patient.store.round_trips

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from fsmeta.admin import quota_admin
-from fsmeta.admin.quota_admin import Limits
+from fsmeta.admin.quota_admin import QuotaLimits
 from fsmeta.admin.snapshots import Taker
 from fsmeta.admin.trash_expiry import hours
 from fsmeta.check.check import Examination, check
 from fsmeta.check.repair import repair
-from fsmeta.check.spill_table import Groups, Spill
+from fsmeta.check.spill_table import Groups, SpillTable
 from fsmeta.meta.meta import Meta
 from fsmeta.rules import quota
 from fsmeta.schema import acl, inode, keys, locks
 from fsmeta.schema.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named, pack_xattr
-from fsmeta.schema.locks import LOCK_END, Kind, Lock, Owner, Wait
+from fsmeta.schema.locks import LOCK_END, Kind, LockRecord, LockWait, Owner
 from fsmeta.schema.trash import TRASH_INO
 from fsmeta.store.contract import DELETE, DELETE_ROW, FENCE_FIELD, PUT, limit_field
 from fsmeta.types import ROOT_CALLER, FileType, Ino
@@ -44,7 +44,7 @@ class Everything(Tree):
     def __init__(self, files: int = 0) -> None:
         super().__init__()
         self.node = quota.dir_node(self.d)
-        quota_admin.set_quota(self.meta, self.node, Limits(1 << 30, 100_000))
+        quota_admin.set_quota(self.meta, self.node, QuotaLimits(1 << 30, 100_000))
         self.meta.setxattr(ROOT_CALLER, self.f, ACCESS_XATTR, pack_xattr(LET_IN))
         self.meta.setxattr(ROOT_CALLER, self.sub, DEFAULT_XATTR, pack_xattr(LET_IN))
         self.meta.format = self.meta.format._replace(trash_days=1)
@@ -70,12 +70,12 @@ def _acl(tree: Everything, ino: Ino) -> bytes:
 
 
 def _lock(tree: Everything, session: int) -> None:
-    held = locks.pack_locks([Lock(Owner(session, 7), 1, True, 0, LOCK_END)])
+    held = locks.pack_locks([LockRecord(Owner(session, 7), 1, True, 0, LOCK_END)])
     tree.plant((PUT, *locks.held_key(tree.f, Kind.POSIX), held))
 
 
 def _wait(tree: Everything) -> None:
-    queue = locks.pack_waits([Wait(Lock(Owner(3, 7), 1, True, 0, LOCK_END), 4)])
+    queue = locks.pack_waits([LockWait(LockRecord(Owner(3, 7), 1, True, 0, LOCK_END), 4)])
     tree.plant((PUT, *locks.queue_key(tree.f, Kind.POSIX), queue))
 
 
@@ -289,7 +289,7 @@ def test_groups_hand_out_rows_by_key_and_tell_of_the_rest() -> None:
 
 
 def test_a_row_that_is_there_stays() -> None:
-    spill = Spill("CREATE TABLE t(id INTEGER PRIMARY KEY, what)")
+    spill = SpillTable("CREATE TABLE t(id INTEGER PRIMARY KEY, what)")
     spill.add("t", 5, "first")
     assert list(spill.rows("SELECT * FROM t")) == [(5, "first")]
     spill.add("t", 5, "second")

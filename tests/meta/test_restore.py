@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from fsclient.upkeep.restore import BEAT_S, Outcome, Restorer, Trashed
+from fsclient.upkeep.restore import BEAT_S, RestoreOutcome, Restorer, Trashed
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.types import ROOT_INO, Caller, FileType, Ino
 from tests.meta.engines import RUNTIME, Engine
 from tests.meta.trash_world import ROOT, USER, Clocks, all_in_trash, small_file, trashing_client
@@ -15,7 +15,7 @@ from tests.meta.trash_world import ROOT, USER, Clocks, all_in_trash, small_file,
 def _restore(meta: Meta, caller: Caller = ROOT) -> dict[bytes, str]:
     """Put everything back; what was said of each name."""
     restorer = Restorer(meta, RUNTIME, caller)
-    said: list[Outcome] = []
+    said: list[RestoreOutcome] = []
     things = [each for hour, _ in restorer.hours() for each in restorer.of_hour(hour)]
     restorer.put_back(things, said.append)
     return {each.thing.origin.name: each.error for each in said}
@@ -154,7 +154,7 @@ def test_t1_many_threads_restore_a_tree(engine: Engine) -> None:
     meta = trashing_client(engine)
     before = _fell(meta, depth=4, files=8)
     restorer = Restorer(meta, RUNTIME, ROOT)
-    said: list[Outcome] = []
+    said: list[RestoreOutcome] = []
     assert restorer.put_back(_trashed(restorer), said.append, threads=8) == 0
     assert len(said) == len(before)
     assert _standing(meta) == before
@@ -166,7 +166,7 @@ def test_t1_two_restore_at_once(engine: Engine) -> None:
     metas = [trashing_client(engine), trashing_client(engine)]
     before = _fell(metas[0], depth=4, files=8)
     failed: list[int] = []
-    said: list[Outcome] = []
+    said: list[RestoreOutcome] = []
     listed = [(r, _trashed(r)) for r in (Restorer(meta, RUNTIME, ROOT) for meta in metas)]
 
     def restore(restorer: Restorer, things: list[Trashed]) -> None:
@@ -188,11 +188,13 @@ def test_t1_what_others_took_out_of_the_trash_is_said(engine: Engine) -> None:
         small_file(meta, name, folder)
         meta.unlink(ROOT, folder, name)
     restorer = Restorer(meta, RUNTIME, ROOT)
-    said: list[Outcome] = []
+    said: list[RestoreOutcome] = []
     things = {each.origin.name: each for each in _trashed(restorer)}
     other = engine.meta()
     moved, gone = things[b"moved"], things[b"gone"]
-    other.rename(ROOT, Place(moved.hour, moved.entry), Place(ROOT_INO, b"elsewhere"))
+    other.rename(
+        ROOT, DentryLocation(moved.hour, moved.entry), DentryLocation(ROOT_INO, b"elsewhere")
+    )
     other.unlink(ROOT, gone.hour, gone.entry)
     assert restorer.put_back(things.values(), said.append, threads=4) == 2
     errors = {each.thing.origin.name: each.error for each in said}

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from fsmeta.admin import quota_admin
-from fsmeta.admin.quota_admin import Limits
+from fsmeta.admin.quota_admin import QuotaLimits
 from fsmeta.errors import LimitExceeded
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.rules import quota
 from fsmeta.schema import keys
 from fsmeta.store.contract import DELETE, DELETE_ROW, PUT, SHIFT, Key, Store, limit_field
-from fsmeta.store.tikv.client import TikvLink, Transaction, WriteConflict
-from fsmeta.store.tikv.counter_claims import CLAIM_S, PATIENCE, Claim, Claims
+from fsmeta.store.tikv.client import TikvClient, Transaction, WriteConflict
+from fsmeta.store.tikv.counter_claims import CLAIM_S, PATIENCE, Claim, CounterClaims
 from fsmeta.store.tikv.engine import parse_url
 from fsmeta.store.tikv.escrow_counters import UNLIMITED, claim_of
 from fsmeta.store.tikv.keys import KeySpace
@@ -51,9 +51,9 @@ def top(engine: Engine) -> Ino:
     """A directory with a limit, whose owner and group have one, too."""
     meta = engine.meta()
     made = meta.create(ROOT_CALLER, ROOT_INO, b"d", 0o40777).ino
-    quota_admin.set_quota(meta, quota.dir_node(made), Limits(LIMIT * PAGE, LIMIT))
+    quota_admin.set_quota(meta, quota.dir_node(made), QuotaLimits(LIMIT * PAGE, LIMIT))
     for node in quota.owners(USER.uid, USER.gid):
-        quota_admin.set_quota(meta, node, Limits(LIMIT * PAGE * 2, LIMIT * 2))
+        quota_admin.set_quota(meta, node, QuotaLimits(LIMIT * PAGE * 2, LIMIT * 2))
     return made
 
 
@@ -71,7 +71,7 @@ def test_q1_clients_below_one_limit_do_not_meet(engine: Engine, top: Ino) -> Non
     """
     clients, files = [engine.meta() for _ in range(3)], 10
     for node in (quota.dir_node(top), *quota.owners(USER.uid, USER.gid)):
-        quota_admin.set_quota(clients[0], node, Limits(1 << 40, 1_000_000))
+        quota_admin.set_quota(clients[0], node, QuotaLimits(1 << 40, 1_000_000))
     own = [meta.create(USER, top, b"%d" % n, 0o40777).ino for n, meta in enumerate(clients)]
 
     def work(client: int, turn: int) -> None:
@@ -160,10 +160,10 @@ def test_q1_what_moves_takes_what_lies_in_all_parts(engine: Engine, top: Ino) ->
         return [quota_admin.get_quota(metas[1], node).used.inodes for node in nodes]
 
     assert used() == [13, 12, 0]
-    metas[1].rename(USER, Place(top, b"moving"), Place(other, b"moving"))
+    metas[1].rename(USER, DentryLocation(top, b"moving"), DentryLocation(other, b"moving"))
     assert used() == [0, 12, 13]
     metas[2].unlink(USER, moving, b"0.0")
-    metas[0].rename(USER, Place(other, b"moving"), Place(top, b"moving"))
+    metas[0].rename(USER, DentryLocation(other, b"moving"), DentryLocation(top, b"moving"))
     assert used() == [12, 11, 0]
     quota_admin.recount(metas[1])
     assert used() == [12, 11, 0]
@@ -185,7 +185,7 @@ def test_q1_a_directory_moves_while_others_create_in_it(
     """
     *makers, mover = (engine.meta() for _ in range(MAKERS + 1))
     for node in (quota.dir_node(top), *quota.owners(USER.uid, USER.gid)):
-        quota_admin.set_quota(mover, node, Limits(1 << 40, 1_000_000))
+        quota_admin.set_quota(mover, node, QuotaLimits(1 << 40, 1_000_000))
     moving = mover.create(USER, top, b"moving", 0o40777).ino
     other = mover.create(ROOT_CALLER, ROOT_INO, b"other", 0o40777).ino
     for method in ("KvBatchGet", "KvScan", "KvPrewrite"):
@@ -200,7 +200,7 @@ def test_q1_a_directory_moves_while_others_create_in_it(
             makers[client].create(USER, own, b"%d" % made[client], 0o100666)
             made[client] += 1
 
-    places = [Place(top, b"moving"), Place(other, b"moving")]
+    places = [DentryLocation(top, b"moving"), DentryLocation(other, b"moving")]
     with ThreadPoolExecutor(len(makers)) as pool:
         making = [pool.submit(make, n) for n in range(len(makers))]
         try:
@@ -237,7 +237,7 @@ def test_q1_a_dead_client_s_claim_holds_nobody_up_for_long(engine: Engine, top: 
     meta.create(USER, top, b"a", 0o100666)
     space = KeySpace(parse_url(engine.url)[1])
     link = other.store._link  # type: ignore[attr-defined]
-    claims = Claims(link, space, RUNTIME)
+    claims = CounterClaims(link, space, RUNTIME)
     dead, counter = Claim(), (keys.ACCOUNTS, quota.inodes_field(quota.dir_node(top)))
     dead.wanted = [counter]
     link.call(claims.lay(dead))
@@ -257,7 +257,7 @@ def test_q1_a_claim_of_a_commit_that_is_refused_is_lifted(engine: Engine) -> Non
     store, other = engine.open(), engine.open()
     row, (name, target) = keys.ACCOUNTS, (quota.space_field(quota.user_node(n)) for n in (8, 9))
     store.commit(change(add(row, name, 3)))
-    link: TikvLink = store._link  # type: ignore[attr-defined]
+    link: TikvClient = store._link  # type: ignore[attr-defined]
     commit, commits = link.commit, 0
 
     async def conflict(transaction: Transaction, is_applied: Callable[[], Any] | None) -> None:
@@ -290,7 +290,7 @@ def test_q1_a_claim_of_a_commit_that_is_refused_is_lifted(engine: Engine) -> Non
 def _base(engine: Engine, store: Store, counter: Key) -> bytes:
     """What stands at the key of a counter."""
     place = KeySpace(parse_url(engine.url)[1]).key(*counter)
-    link: TikvLink = store._link  # type: ignore[attr-defined]
+    link: TikvClient = store._link  # type: ignore[attr-defined]
 
     async def read() -> bytes:
         return (await link.get(await link.snapshot(), [place]))[place]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import EXCHANGE, Place
+from fsmeta.ops.names.rename import EXCHANGE, DentryLocation
 from fsmeta.store.redis.engine import RedisStore
 from fsmeta.types import CHUNK_BYTES, ROOT_INO, Attr, Caller, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
@@ -125,7 +125,7 @@ def test_a_listing_leaves_nothing_to_ask_for(client: Client) -> None:
     assert client.call(client.meta.lookup, client.dir, b"no") == 1 + judged
     assert client.call(client.meta.lookup, client.dir, b"no") == 0
     assert client.call(client.meta.create, client.dir, b"new", 0o100666) == 1
-    old, new = Place(client.dir, b"old"), Place(client.dir, b"elsewhere")
+    old, new = DentryLocation(client.dir, b"old"), DentryLocation(client.dir, b"elsewhere")
     assert client.call(client.meta.rename, old, new) == 1
     assert client.call(client.meta.unlink, client.dir, b"theirs") == 1
     assert client.cost(client.meta.names, client.dir) == 0
@@ -173,13 +173,13 @@ def test_rmdir_is_one(client: Client) -> None:
 def test_rename_is_one(client: Client, flags: int) -> None:
     sub = client.create(b"sub", 0o40777)
     for old_dir, new_dir in ((client.dir, client.dir), (client.dir, sub), (sub, client.dir)):
-        old, new = Place(old_dir, b"old"), Place(new_dir, b"new")
+        old, new = DentryLocation(old_dir, b"old"), DentryLocation(new_dir, b"new")
         client.meta.create(client.caller, *old, 0o100644)
         client.lookup(b"new", parent=new_dir)
         if flags:
             client.meta.create(client.caller, *new, 0o40755)
         assert client.call(client.meta.rename, old, new, flags) == 1
-        client.meta.rename(client.caller, new, Place(client.dir, b"moved"))
+        client.meta.rename(client.caller, new, DentryLocation(client.dir, b"moved"))
         if flags:
             client.meta.rmdir(client.caller, *old)
 
@@ -187,7 +187,7 @@ def test_rename_is_one(client: Client, flags: int) -> None:
 def test_rename_over_another_is_one(client: Client) -> None:
     client.create(b"mine")
     client.lookup(b"mine", b"theirs")
-    places = Place(client.dir, b"mine"), Place(client.dir, b"theirs")
+    places = DentryLocation(client.dir, b"mine"), DentryLocation(client.dir, b"theirs")
     assert client.call(client.meta.rename, *places) == 1
 
 
@@ -196,7 +196,12 @@ def test_rename_of_a_directory_is_one(client: Client) -> None:
     for name in (b"1", b"2", b"3"):
         deep = client.meta.create(client.caller, deep, name, 0o40777).ino
     client.create(b"moved", 0o40777)
-    assert client.call(client.meta.rename, Place(client.dir, b"moved"), Place(deep, b"new")) == 1
+    assert (
+        client.call(
+            client.meta.rename, DentryLocation(client.dir, b"moved"), DentryLocation(deep, b"new")
+        )
+        == 1
+    )
 
 
 def test_link_is_one(client: Client) -> None:

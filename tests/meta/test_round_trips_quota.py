@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from fsmeta.admin import quota_admin
-from fsmeta.admin.quota_admin import Limits
+from fsmeta.admin.quota_admin import QuotaLimits
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.rules import quota
-from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice, Usage
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr, Slice, SpaceUsage
 from tests.meta.engines import Engine
 
 KERNEL = Caller(1000, 1000, checked=True)  # it has judged permissions: default_permissions
@@ -27,9 +27,9 @@ class Counted:
         dirs = [ROOT_INO]
         for _ in range(DEPTH):
             dirs.append(other.create(ROOT_CALLER, dirs[-1], b"d", 0o40777).ino)
-            quota_admin.set_quota(other, quota.dir_node(dirs[-1]), Limits(1 << 40, 1000))
+            quota_admin.set_quota(other, quota.dir_node(dirs[-1]), QuotaLimits(1 << 40, 1000))
         for node in quota.owners(1000, 1000):
-            quota_admin.set_quota(other, node, Limits(1 << 40, 1000))
+            quota_admin.set_quota(other, node, QuotaLimits(1 << 40, 1000))
         self.meta: Meta = engine.meta()
         self.dir = ROOT_INO
         for _ in range(DEPTH):
@@ -44,7 +44,7 @@ class Counted:
         piece = Slice(0, self.meta.new_slice_id(), 4096, 0, 4096)
         self.meta.write_slices(ino, [(0, piece)], 4096, 1)
 
-    def used(self) -> Usage:
+    def used(self) -> SpaceUsage:
         return quota_admin.get_quota(self.meta, quota.user_node(1000)).used
 
 
@@ -79,9 +79,9 @@ def test_every_change_is_one(client: Counted) -> None:
     note()
     meta.setattr(KERNEL, made[0], SetAttr(gid=1001))
     note()
-    meta.rename(KERNEL, Place(client.dir, b"f"), Place(client.dir, b"moved"))
+    meta.rename(KERNEL, DentryLocation(client.dir, b"f"), DentryLocation(client.dir, b"moved"))
     note()
-    meta.rename(KERNEL, Place(client.dir, b"moved"), Place(client.above, b"up"))
+    meta.rename(KERNEL, DentryLocation(client.dir, b"moved"), DentryLocation(client.above, b"up"))
     note()
     meta.unlink(KERNEL, client.above, b"up")
     note()
@@ -102,7 +102,7 @@ def test_a_directory_moves_with_all_below_in_one(client: Counted) -> None:
     with pytest.raises(FileNotFoundError):
         meta.lookup(KERNEL, client.above, b"sub")
     before = meta.store.round_trips
-    meta.rename(KERNEL, Place(client.dir, b"sub"), Place(client.above, b"sub"))
+    meta.rename(KERNEL, DentryLocation(client.dir, b"sub"), DentryLocation(client.above, b"sub"))
     assert meta.store.round_trips - before == 1
     assert quota_admin.get_quota(meta, quota.dir_node(client.dir)).used.inodes == 1
     assert quota_admin.get_quota(meta, quota.dir_node(client.above)).used.inodes == 1 + 1 + 1 + 20

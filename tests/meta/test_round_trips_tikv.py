@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import EXCHANGE, Place
+from fsmeta.ops.names.rename import EXCHANGE, DentryLocation
 from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr, Slice
 from tests.meta.engines import Engine
 from tests.tikv_server import TikvServer, serving
@@ -113,7 +113,7 @@ def test_changes(client: Client) -> None:
     assert client.waits == COMMIT_WAITS
     assert client.requests(lambda: client._write(ino)) == COMMIT
     assert cost(meta.setxattr, ino, b"user.a", b"1") == COMMIT
-    old, new = Place(directory, b"mine"), Place(directory, b"new")
+    old, new = DentryLocation(directory, b"mine"), DentryLocation(directory, b"new")
     with pytest.raises(FileNotFoundError):
         meta.lookup(KERNEL, *new)
     assert cost(meta.rename, old, new) == COMMIT
@@ -157,8 +157,8 @@ def test_m2_no_verb_waits_more_often_than_two_phase_commit(client: Client) -> No
     sub = client.create(b"sub", 0o40777)
     for _ in range(3):
         client._write(mine)
-    places = [Place(directory, name) for name in (b"mine", b"also", b"free")]
-    inside = Place(sub, b"inside")
+    places = [DentryLocation(directory, name) for name in (b"mine", b"also", b"free")]
+    inside = DentryLocation(sub, b"inside")
     _known(client, b"free", b"link", b"fifo", b"sym")
     _known(client, b"inside", parent=sub)
     verbs: list[tuple[int, Callable[[], object]]] = [

@@ -8,7 +8,7 @@ from fsmeta.errors import Corrupt
 from fsmeta.schema import keys
 from fsmeta.schema.journal import (
     HOLDER_FIELD,
-    Holder,
+    JournalHolder,
     is_mark,
     journal_row,
     mark_field,
@@ -16,7 +16,7 @@ from fsmeta.schema.journal import (
     unpack_holder,
 )
 
-HOLDER = Holder(7, "alpha", "/s/0")
+HOLDER = JournalHolder(7, "alpha", "/s/0")
 GOLDEN = "83 a7 73657373696f6e 07 a4 686f7374 a5 616c706861 a5 706c616365 a4 2f732f30"
 
 

@@ -7,12 +7,12 @@ import pytest
 from fsmeta.check.check import check
 from fsmeta.errors import Corrupt
 from fsmeta.schema import locks as rows
-from fsmeta.schema.locks import LOCK_END, Kind, Lock, Owner, Wait
+from fsmeta.schema.locks import LOCK_END, Kind, LockRecord, LockWait, Owner
 from fsmeta.store.contract import PUT
 from tests.meta.engines import Engine, change
 
-HELD = Lock(Owner(5, 2**63 + 1), 77, True, 0, LOCK_END)
-WANTED = Lock(Owner(6, 9), 78, False, 10, 20)
+HELD = LockRecord(Owner(5, 2**63 + 1), 77, True, 0, LOCK_END)
+WANTED = LockRecord(Owner(6, 9), 78, False, 10, 20)
 GOLDEN = {
     "lock row": (rows.lock_row(7), "6c 0000000000000007"),
     "grant row": (rows.grant_row(5), "67 0000000000000005"),
@@ -27,7 +27,7 @@ GOLDEN = {
         "11 0000004d 0000000000000005 8000000000000001 0000000000000000 8000000000000000",
     ),
     "queue of one": (
-        rows.pack_waits([Wait(WANTED, 4)]),
+        rows.pack_waits([LockWait(WANTED, 4)]),
         "10 0000004e 0000000000000006 0000000000000009 000000000000000a 0000000000000014"
         "0000000000000004",
     ),
@@ -43,7 +43,7 @@ def test_golden_bytes(name: str) -> None:
 
 def test_what_is_packed_is_unpacked() -> None:
     assert rows.unpack_locks(KEY, rows.pack_locks([HELD, WANTED])) == [HELD, WANTED]
-    assert rows.unpack_waits(KEY, rows.pack_waits([Wait(WANTED, 4)])) == [Wait(WANTED, 4)]
+    assert rows.unpack_waits(KEY, rows.pack_waits([LockWait(WANTED, 4)])) == [LockWait(WANTED, 4)]
     assert rows.unpack_places(KEY, rows.pack_places({3, 2}, 1)) == [2, 3]
     assert rows.unpack_locks(KEY, None) == []
     assert rows.unpack_waits(KEY, None) == []
@@ -72,11 +72,11 @@ def test_check_finds_what_can_not_be(engine: Engine) -> None:
     meta = engine.meta()
     assert meta.session is not None
     sid = meta.session.id
-    one, two = (Lock(Owner(sid, each), 1, True, 0, 10) for each in (1, 2))
+    one, two = (LockRecord(Owner(sid, each), 1, True, 0, 10) for each in (1, 2))
     bad: list[tuple[bytes, bytes, bytes, str]] = [
         (*rows.held_key(1, Kind.POSIX), rows.pack_locks([one, two]), "can't be held at once"),
         (*rows.held_key(1, Kind.FLOCK), rows.pack_locks([HELD]), "session 5, which has ended"),
-        (*rows.queue_key(1, Kind.FLOCK), rows.pack_waits([Wait(one, 1)]), "without need"),
+        (*rows.queue_key(1, Kind.FLOCK), rows.pack_waits([LockWait(one, 1)]), "without need"),
         (*rows.held_key(1, Kind.POSIX), rows.pack_locks([one]), "which does not say so"),
         (*rows.held_key(1, Kind.POSIX), b"?", "length 1"),
         (rows.lock_row(1), b"zz", b"1", "nothing we know"),

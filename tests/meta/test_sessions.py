@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 
 from fsclient.background.leadership import LEASE_S, Watch
-from fsmeta.errors import Fenced, Rewound, Unavailable
+from fsmeta.errors import Fenced, StoreRolledBack, Unavailable
 from fsmeta.meta.locks import Range
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.sessions.lock import Outcome
+from fsmeta.ops.sessions.lock import LockOutcome
 from fsmeta.ops.sessions.session import fence_off
 from fsmeta.runtime import SystemRuntime
 from fsmeta.schema.locks import Kind
@@ -90,7 +90,7 @@ def test_a_copy_of_a_client_is_noticed(engine: Engine) -> None:
         "redis",
         "cluster",
     ):  # it can't prove that all that was stored was its own doing
-        with pytest.raises(Rewound):
+        with pytest.raises(StoreRolledBack):
             twin.sessions.open({"host": "anew"}, ended=shared)
     else:
         twin.sessions.open({"host": "anew"}, ended=shared)
@@ -125,13 +125,13 @@ def test_clocks_may_jump(engine: Engine) -> None:
     meta, other = Meta(engine.open(), runtime, deadline_s=10), engine.meta()
     meta.sessions.open({"host": "jumpy"})
     ino = _file(other, b"file")
-    assert meta.locks.setlk(ino, Kind.POSIX, 1, WRITE).outcome is Outcome.GRANTED
+    assert meta.locks.setlk(ino, Kind.POSIX, 1, WRITE).outcome is LockOutcome.GRANTED
     watch = Watch(time.monotonic, LEASE_S)
     for days in (0, 400, -400, 0):
         runtime.jump_ns = days * 86400 * 10**9
         meta.sessions.beat(0)
         assert watch.dead(other.sessions.all()) == []
-        assert other.locks.setlk(ino, Kind.POSIX, 1, WRITE).outcome is Outcome.REFUSED
+        assert other.locks.setlk(ino, Kind.POSIX, 1, WRITE).outcome is LockOutcome.REFUSED
     meta.locks.unlock(ino, Kind.POSIX, 1)
 
 
@@ -142,8 +142,10 @@ def test_two_clean_up_at_once(engine: Engine) -> None:
         dead = engine.meta()
         inos = [_file(dead, b"%d-%d" % (turn, at)) for at in range(8)]
         for ino in inos:
-            assert dead.locks.setlk(ino, Kind.POSIX, 1, WRITE).outcome is Outcome.GRANTED
-            assert two.locks.setlk(ino, Kind.POSIX, 1, WRITE, ticket=ino).outcome is Outcome.QUEUED
+            assert dead.locks.setlk(ino, Kind.POSIX, 1, WRITE).outcome is LockOutcome.GRANTED
+            assert (
+                two.locks.setlk(ino, Kind.POSIX, 1, WRITE, ticket=ino).outcome is LockOutcome.QUEUED
+            )
         if turn == 3:  # somebody has begun, and died
             gone = _id(dead)
             one.transactor.run(partial(fence_off, sid=gone))
@@ -209,10 +211,10 @@ def test_another_volume_in_its_place_is_not_joined(engine: Engine) -> None:
     engine.first.commit(change(*[(DELETE_ROW, row) for row in rows]))
     engine.format()
     ended = _id(meta)
-    with pytest.raises((Fenced, Rewound)):
+    with pytest.raises((Fenced, StoreRolledBack)):
         meta.sessions.beat(0)
-    with pytest.raises(Rewound):
+    with pytest.raises(StoreRolledBack):
         meta.sessions.open({"host": "anew"}, ended=ended)
-    with pytest.raises(Rewound):
+    with pytest.raises(StoreRolledBack):
         _file(meta, b"file")
     assert engine.meta().sessions.all()[0].id == 1

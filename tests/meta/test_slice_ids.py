@@ -7,11 +7,11 @@ import threading
 import pytest
 from hypothesis import given, strategies as st
 
-from fsclient.upkeep.slice_bitmap import PAGE_BYTES, IdSet
+from fsclient.upkeep.slice_bitmap import PAGE_BYTES, SliceBitmap
 from fsmeta.errors import Ambiguous, Doubt, Unavailable, Voided
 from fsmeta.meta.id_allocator import SLICE_BATCH
 from fsmeta.meta.meta import Meta
-from fsmeta.meta.slice_allocator import SliceIds
+from fsmeta.meta.slice_allocator import SliceAllocator
 from fsmeta.ops.data import gc
 from fsmeta.rules.settings import create_volume, new_format
 from fsmeta.runtime import SystemRuntime
@@ -66,7 +66,7 @@ class Waiting(Supply):
 
 def test_what_is_held_back_is_told_while_an_id_is_taken() -> None:
     supply = Waiting()
-    ids = SliceIds(RUNTIME, supply)
+    ids = SliceAllocator(RUNTIME, supply)
     taking = threading.Thread(target=ids.take)
     taking.start()
     assert supply.asked.wait(60)
@@ -80,7 +80,7 @@ def test_what_is_held_back_is_told_while_an_id_is_taken() -> None:
 
 def test_the_floor_is_the_lowest_that_may_be_committed() -> None:
     supply = Supply()
-    ids = SliceIds(RUNTIME, supply)
+    ids = SliceAllocator(RUNTIME, supply)
     assert ids.floor(1) == 1
     first, second = ids.take(), ids.take()
     assert (first, second, ids.floor(11)) == (1, 2, 1)
@@ -98,7 +98,7 @@ def test_the_floor_is_the_lowest_that_may_be_committed() -> None:
 
 
 def test_a_commit_that_fails_leaves_its_slices_open() -> None:
-    ids = SliceIds(RUNTIME, Supply())
+    ids = SliceAllocator(RUNTIME, Supply())
     one = ids.take()
     with pytest.raises(Unavailable), ids.committing([one]):
         raise Unavailable("away")
@@ -106,7 +106,7 @@ def test_a_commit_that_fails_leaves_its_slices_open() -> None:
 
 
 def test_what_is_given_up_in_the_midst_of_a_commit_waits_for_its_end() -> None:
-    ids = SliceIds(RUNTIME, Supply())
+    ids = SliceAllocator(RUNTIME, Supply())
     one, two = ids.take(), ids.take()
 
     def commit() -> None:
@@ -121,7 +121,7 @@ def test_what_is_given_up_in_the_midst_of_a_commit_waits_for_its_end() -> None:
 
 
 def test_a_commit_of_unknown_outcome_keeps_its_slices_open_until_it_is_known() -> None:
-    ids = SliceIds(RUNTIME, Supply())
+    ids = SliceAllocator(RUNTIME, Supply())
     one, two, three = ids.take(), ids.take(), ids.take()
     doubts = [Doubt(b"s1", b"w1", number) for number in (1, 2)]
     for doubt, batch in zip(doubts, ([one], [two, three]), strict=True):
@@ -139,7 +139,7 @@ def test_a_commit_of_unknown_outcome_keeps_its_slices_open_until_it_is_known() -
 
 
 def test_a_commit_without_a_session_is_in_doubt_for_good() -> None:
-    ids = SliceIds(RUNTIME, Supply())
+    ids = SliceAllocator(RUNTIME, Supply())
     one = ids.take()
     with pytest.raises(Ambiguous), ids.committing([one]):
         raise Ambiguous("no answer")
@@ -155,7 +155,7 @@ def _never_asked(doubt: Doubt) -> bool:
 @given(st.lists(st.tuples(st.sampled_from(["take", "commit", "give_up", "beat"]), st.integers(0))))
 def test_no_floor_ever_passes_what_is_committed_later(steps: list[tuple[str, int]]) -> None:
     supply = Supply()
-    ids = SliceIds(RUNTIME, supply)
+    ids = SliceAllocator(RUNTIME, supply)
     open_: list[SliceId] = []
     floor = 0
     for verb, which in steps:
@@ -257,7 +257,7 @@ def test_slices_that_are_shared_while_gc_reads_are_noted() -> None:
 
 @given(st.lists(st.integers(0, 40 * 8 * PAGE_BYTES) | st.integers(0, 2**63)))
 def test_a_set_of_ids_in_little_memory(numbers: list[int]) -> None:
-    ids = IdSet(pages_max=3)
+    ids = SliceBitmap(pages_max=3)
     for number in numbers:
         ids.add(number)
     assert ids.count == len(set(numbers))
@@ -269,7 +269,7 @@ def test_a_set_of_ids_in_little_memory(numbers: list[int]) -> None:
 def test_w2_what_is_held_back_holds_the_floor() -> None:
     """Write-back commits a slice long before the store has it; gc must not take it for leaked."""
     supply = Supply()
-    ids = SliceIds(RUNTIME, supply)
+    ids = SliceAllocator(RUNTIME, supply)
     first, second = ids.take(), ids.take()
     with ids.committing([first, second]):
         ids.keep([first, second], True)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from fsmeta.admin import clones, snapshots
-from fsmeta.admin.quota_admin import Limits, set_quota
+from fsmeta.admin.quota_admin import QuotaLimits, set_quota
 from fsmeta.admin.snapshots import Taker
 from fsmeta.check.check import check
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data.ranges import Span
 from fsmeta.ops.names.create import NewNode
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.ops.trees import clone, snapshot
 from fsmeta.rules import quota
 from fsmeta.rules.access import READ, WRITE
@@ -69,7 +69,7 @@ def test_t2_a_snapshot_is_the_same_and_stays_so(engine: Engine) -> None:
     sub = meta.lookup(ROOT, top, b"sub").ino
     for name in (b"1", b"2", b"10"):
         meta.unlink(ROOT, sub, name)
-    meta.rename(ROOT, Place(sub, b"3"), Place(ROOT_INO, b"3"))
+    meta.rename(ROOT, DentryLocation(sub, b"3"), DentryLocation(ROOT_INO, b"3"))
     meta.create(ROOT, sub, b"new", 0o100644)
     assert tree(meta, made.root) == shown
     assert check(meta.store).problems == []
@@ -106,7 +106,10 @@ def test_t2_what_changes_while_it_is_taken_is_counted(
         b"write": (lambda: _overwrite(other, file), 1),
         b"create": (lambda: other.create(ROOT, sub, b"more", 0o100644), 1),
         b"unlink": (lambda: other.unlink(ROOT, sub, b"more"), 2),
-        b"rename": (lambda: other.rename(ROOT, Place(top, b"sub"), Place(top, b"dir")), 2),
+        b"rename": (
+            lambda: other.rename(ROOT, DentryLocation(top, b"sub"), DentryLocation(top, b"dir")),
+            2,
+        ),
         b"link": (lambda: other.link(ROOT, file, ROOT_INO, b"again"), 1),
     }
     copy = clones.CloneBuilder.copy
@@ -152,16 +155,21 @@ def test_t2_nobody_changes_a_snapshot(engine: Engine) -> None:
             partial(meta.create, ROOT, place, b"new", 0o40755),
             partial(meta.symlink, ROOT, place, b"new", b"target"),
             partial(meta.link, ROOT, outside, place, b"new"),
-            partial(meta.rename, ROOT, Place(ROOT_INO, b"outside"), Place(place, b"new")),
+            partial(
+                meta.rename,
+                ROOT,
+                DentryLocation(ROOT_INO, b"outside"),
+                DentryLocation(place, b"new"),
+            ),
             partial(meta.ranges.tmpfile, ROOT, place, node, True),
             partial(meta.setattr, ROOT, place, SetAttr(mode=0o777)),
             partial(meta.setxattr, ROOT, place, b"user.a", b"1"),
             partial(meta.setflags, ROOT, place, 0),
         ]
     calls += [
-        lambda: meta.rename(ROOT, Place(sub, b"file"), Place(ROOT_INO, b"out")),
-        lambda: meta.rename(ROOT, Place(sub, b"file"), Place(sub, b"other")),
-        lambda: meta.rename(ROOT, Place(shelf, b"snap"), Place(shelf, b"other")),
+        lambda: meta.rename(ROOT, DentryLocation(sub, b"file"), DentryLocation(ROOT_INO, b"out")),
+        lambda: meta.rename(ROOT, DentryLocation(sub, b"file"), DentryLocation(sub, b"other")),
+        lambda: meta.rename(ROOT, DentryLocation(shelf, b"snap"), DentryLocation(shelf, b"other")),
         lambda: meta.unlink(ROOT, sub, b"file"),
         lambda: meta.rmdir(ROOT, sub, b"empty"),
         lambda: meta.rmdir(ROOT, shelf, b"snap"),
@@ -306,9 +314,9 @@ def test_t2_a_directory_with_snapshots_stays(engine: Engine) -> None:
     one.unlink(ROOT, top, b"file")
     for meta in (one, two):
         assert errno_of(partial(meta.rmdir, ROOT, ROOT_INO, b"top")) == errno.ENOTEMPTY
-        over = Place(ROOT_INO, b"empty"), Place(ROOT_INO, b"top")
+        over = DentryLocation(ROOT_INO, b"empty"), DentryLocation(ROOT_INO, b"top")
         assert errno_of(partial(meta.rename, ROOT, *over)) == errno.ENOTEMPTY
-    one.rename(ROOT, Place(ROOT_INO, b"top"), Place(empty, b"moved"))
+    one.rename(ROOT, DentryLocation(ROOT_INO, b"top"), DentryLocation(empty, b"moved"))
     assert one.lookup(ROOT, shelf_of(top), b"snap").is_dir
     snapshots.remove(two, ROOT, shelf_of(top), b"snap")
     one.rmdir(ROOT, empty, b"moved")
@@ -359,9 +367,9 @@ def test_t2_snapshots_count_for_the_volume_alone(engine: Engine) -> None:
     early = take(meta, top, b"early")
     accounts = [quota.dir_node(top), quota.user_node(0), quota.group_node(0)]
     for node in accounts:
-        set_quota(meta, node, Limits(None, 10_000))
+        set_quota(meta, node, QuotaLimits(None, 10_000))
 
-    def rooms() -> list[quota.Room]:
+    def rooms() -> list[quota.Headroom]:
         return meta.transactor.view(lambda txn: quota.rooms(txn, accounts))
 
     charged = rooms()

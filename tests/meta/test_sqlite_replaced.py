@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsmeta.errors import Rewound
+from fsmeta.errors import StoreRolledBack
 from fsmeta.meta.meta import Meta
 from fsmeta.store.sqlite import SqliteStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO
@@ -32,9 +32,9 @@ def test_m3_a_file_that_was_replaced_is_noticed(tmp_path: Path, removed: bool) -
         path.unlink()
     else:
         os.replace(tmp_path / "other.db", path)
-    with pytest.raises(Rewound, match="replaced or removed"):
+    with pytest.raises(StoreRolledBack, match="replaced or removed"):
         meta.create(ROOT_CALLER, ROOT_INO, b"after", 0o100644)
-    with pytest.raises(Rewound, match="replaced or removed"):
+    with pytest.raises(StoreRolledBack, match="replaced or removed"):
         store.sync()
     assert meta.lookup(ROOT_CALLER, ROOT_INO, b"before").size == 0  # reads go on
     store.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.kernel.cache_leases import Coherence
+from fsclient.kernel.cache_leases import CacheLeases
 from fsclient.kernel.contract import Notifier
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
@@ -72,7 +72,7 @@ class Kernel:
     def __init__(self, store: RedisStore) -> None:
         self.meta = Meta(store, RUNTIME, deadline_s=20)
         self.meta.sessions.open({"host": "test"})
-        self._coherence = Coherence(self.meta, RUNTIME)
+        self._coherence = CacheLeases(self.meta, RUNTIME)
         self._lock = threading.Lock()
         self._believed: dict[Ino, tuple[Attr, float]] = {}  # until when; guarded by _lock
         self._version = 0  # answers from before a notification are not believed; guarded by _lock

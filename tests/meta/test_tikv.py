@@ -15,7 +15,7 @@ from fsmeta.errors import Conflict, Fenced, StoreError
 from fsmeta.store.contract import DELETE, DELETE_ROW, MERGE, PUT, Commit, Store
 from fsmeta.store.tikv.engine import TikvStore
 from fsmeta.store.tikv.group_commit import Committer
-from fsmeta.types import ROOT_CALLER as ROOT, ROOT_INO, Ino, Usage
+from fsmeta.types import ROOT_CALLER as ROOT, ROOT_INO, Ino, SpaceUsage
 from tests.meta.engines import RUNTIME, Engine, add, change, dump
 from tests.meta.sessions import FENCE, A, B, fenced, outcome_of, put
 from tests.tikv_server import TikvServer, serving
@@ -297,7 +297,7 @@ def test_a_limit_is_exact_at_many_clients(engine: Engine) -> None:
 
 def test_a_full_volume_says_so(engine: Engine) -> None:
     engine.first.commit(change((DELETE_ROW, b"F"), (DELETE_ROW, b"C"), (DELETE_ROW, b"U")))
-    engine.format(Usage(0, 3))
+    engine.format(SpaceUsage(0, 3))
     meta = engine.meta()
     for name in (b"a", b"b"):
         meta.create(ROOT, ROOT_INO, name, 0o100644)

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from fsmeta.admin import quota_admin
-from fsmeta.admin.quota_admin import Limits
+from fsmeta.admin.quota_admin import QuotaLimits
 from fsmeta.ops.names import rename
 from fsmeta.ops.names.create import NewNode
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.rules.quota import user_node
 from fsmeta.schema import inode, keys
 from fsmeta.store.apply import merge
 from fsmeta.store.contract import Parts, Store
-from fsmeta.txn.batch import Together, Unfit, composed
+from fsmeta.txn.batch import BatchTxn, CannotBatch, composed
 from fsmeta.txn.txn import Txn
 from fsmeta.types import ROOT_INO, Caller, Ino, SetAttr, Slice, SliceId
 from fsmeta.writeback import replay as publish
-from fsmeta.writeback.log_entry import Entry, Guard, Rules
+from fsmeta.writeback.log_entry import Guard, LogEntry, Rules
 from tests.conftest import assert_clean
 from tests.meta.engines import Engine, open_engine
 
@@ -50,8 +50,8 @@ KINDS = (
 TURNS = {"mem": 6, "sqlite": 3, "redis": 3, "cluster": 2, "tikv": 1}
 
 
-def made(sequence: int, name: str, *args: object, guards: Sequence[Guard] = ()) -> Entry:
-    entry = Entry(name, CALLER, 10**18 + sequence * 10**9, args)
+def made(sequence: int, name: str, *args: object, guards: Sequence[Guard] = ()) -> LogEntry:
+    entry = LogEntry(name, CALLER, 10**18 + sequence * 10**9, args)
     entry.sequence, entry.domains, entry.guards = sequence, frozenset((DOMAIN,)), tuple(guards)
     return entry
 
@@ -65,10 +65,10 @@ class Journal:
         self._top = Ino(TOP + turn * 1000)
         self._dirs = [self._top]
         self._slices = TOP + turn * 1000
-        self._names: list[Place] = []
+        self._names: list[DentryLocation] = []
         self.entries = [made(1, "create", ROOT_INO, b"%d" % turn, NewNode(self._top, 0o40777))]
 
-    def add(self, fits: Callable[[Entry], bool]) -> Entry:
+    def add(self, fits: Callable[[LogEntry], bool]) -> LogEntry:
         """One more; where it does not fit, as a rule another one is taken."""
         while True:
             name, args = self._any()
@@ -80,15 +80,17 @@ class Journal:
             node: NewNode = args[2]
             (self._dirs if node.mode & 0o40000 else self._inos).append(node.ino)
         if fitting and name in ("create", "link", "rename"):
-            self._names.append(args[1] if name == "rename" else Place(*args[name == "link" :][:2]))
+            self._names.append(
+                args[1] if name == "rename" else DentryLocation(*args[name == "link" :][:2])
+            )
         return entry
 
-    def _new(self) -> Place:
+    def _new(self) -> DentryLocation:
         """A name that is free, as a rule."""
         name = b"%d" % len(self.entries) if self._dice.random() < 0.9 else self._dice.choice(NAMES)
-        return Place(self._dice.choice(self._dirs[-4:]), name)
+        return DentryLocation(self._dice.choice(self._dirs[-4:]), name)
 
-    def _old(self, keep: bool = False) -> Place:
+    def _old(self, keep: bool = False) -> DentryLocation:
         """A name that is there, as a rule."""
         names, at = self._names, self._dice.randrange(len(self._names))
         return names[at] if keep else names.pop(at)
@@ -138,13 +140,13 @@ class Volume:
         while self.meta.new_ino() < INOS or self.meta.new_slice_id() < INOS:
             pass  # numbers that entries may use
         quota_admin.change_settings(self.meta, lambda now: now._replace(trash_days=1))
-        quota_admin.set_quota(self.meta, user_node(1000), Limits(space=1 << 40))
+        quota_admin.set_quota(self.meta, user_node(1000), QuotaLimits(space=1 << 40))
 
-    def publish(self, entries: Sequence[Entry]) -> int:
+    def publish(self, entries: Sequence[LogEntry]) -> int:
         """Publish the first, and what goes with it; how many that were."""
         verb = partial(
             publish.publish_run,
-            together=lambda txn: Together(txn, self.run.store, self.run.cache),
+            together=lambda txn: BatchTxn(txn, self.run.store, self.run.cache),
             journal=self.journal,
             entries=entries,
             lasts=[False] * len(entries),
@@ -163,7 +165,7 @@ class Volume:
             self.run.run(leave)
             return 1
 
-    def fits(self, entry: Entry) -> bool:
+    def fits(self, entry: LogEntry) -> bool:
         """Whether an entry would be published."""
 
         def verb(txn: Txn) -> None:
@@ -176,7 +178,7 @@ class Volume:
             return False
         return True
 
-    def publish_all(self, entries: Sequence[Entry], most: Callable[[], int]) -> None:
+    def publish_all(self, entries: Sequence[LogEntry], most: Callable[[], int]) -> None:
         at = 0
         while at < len(entries):
             at += self.publish(entries[at : at + most()])
@@ -264,5 +266,5 @@ def test_w2_merges_one_after_the_other() -> None:
             for third in several:
                 one = composed(composed(first, second), third)
                 assert merge(record, one) == merge(merge(merge(record, first), second), third)
-    with pytest.raises(Unfit):
+    with pytest.raises(CannotBatch):
         composed((0, 1), (2, b"abc"))

@@ -10,12 +10,12 @@ from functools import partial
 import pytest
 
 from fsclient.background.steady_clock import BELIEVE_S
-from fsclient.background.trash_expiry import LOOK_EVERY_S, TrashKeeper
+from fsclient.background.trash_expiry import LOOK_EVERY_S, TrashExpiry
 from fsmeta.admin import quota_admin
 from fsmeta.admin.trash_expiry import FORGET_S, expire, hours
 from fsmeta.check.check import check
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import EXCHANGE, NOREPLACE, Place
+from fsmeta.ops.names.rename import EXCHANGE, NOREPLACE, DentryLocation
 from fsmeta.schema.trash import (
     HOUR_NS,
     TRASH_INO,
@@ -63,7 +63,7 @@ def test_what_is_deleted_goes_to_the_trash(engine: Engine) -> None:
     assert meta.unlink(ROOT, ROOT_INO, b"one").nlink == 1
     meta.rmdir(ROOT, ROOT_INO, b"dir")
     meta.unlink(ROOT, ROOT_INO, b"link")
-    meta.rename(ROOT, Place(ROOT_INO, b"two"), Place(ROOT_INO, b"over"))
+    meta.rename(ROOT, DentryLocation(ROOT_INO, b"two"), DentryLocation(ROOT_INO, b"over"))
     assert meta.statfs() == before
     hour = hour_at(RUNTIME.now_ns())
     wanted = [(one, b"one"), (over, b"over"), (folder, b"dir"), (link, b"link")]
@@ -114,12 +114,12 @@ def test_the_trash_is_no_place_to_put_things(engine: Engine) -> None:
     small_file(meta, b"two")
     meta.unlink(ROOT, ROOT_INO, b"one")
     hour, name = all_in_trash(meta)[0]
-    there, here = Place(hour, name), Place(ROOT_INO, b"two")
-    assert errno_of(partial(meta.rename, ROOT, here, Place(hour, b"x"))) == errno.EPERM
+    there, here = DentryLocation(hour, name), DentryLocation(ROOT_INO, b"two")
+    assert errno_of(partial(meta.rename, ROOT, here, DentryLocation(hour, b"x"))) == errno.EPERM
     assert errno_of(partial(meta.rename, ROOT, there, here, EXCHANGE)) == errno.EPERM
     assert errno_of(partial(meta.rename, ROOT, there, here, NOREPLACE)) == errno.EEXIST
     assert errno_of(partial(meta.link, ROOT, ino, ROOT_INO, b"three")) == errno.EPERM
-    meta.rename(ROOT, there, Place(ROOT_INO, b"back"))
+    meta.rename(ROOT, there, DentryLocation(ROOT_INO, b"back"))
     assert meta.getattr(ROOT, ino).parent == ROOT_INO
 
 
@@ -157,7 +157,7 @@ def test_a_clock_that_is_behind_loses_nothing_in_the_trash(engine: Engine) -> No
     store = engine.open()
     leader, client = Meta(store, clocks), Meta(engine.open(), late)
     clocks.pass_for(leader)
-    keeper = TrashKeeper(leader, clocks, lambda: False)
+    keeper = TrashExpiry(leader, clocks, lambda: False)
 
     def delete(name: bytes) -> None:
         client.create(ROOT, ROOT_INO, name, 0o100644)
@@ -207,7 +207,7 @@ def test_a_leader_whose_clock_is_days_ahead_empties_nothing(engine: Engine) -> N
     leader = Meta(engine.open(), Clocks(behind_ns=-72 * HOUR_NS))
     leader.sessions.open({"host": "test"})
     leader.format = leader.format._replace(trash_days=1)
-    keeper = TrashKeeper(leader, Clocks(behind_ns=-72 * HOUR_NS), lambda: False)
+    keeper = TrashExpiry(leader, Clocks(behind_ns=-72 * HOUR_NS), lambda: False)
     keeper.turn()
     assert keeper.expired == 0
     assert len(all_in_trash(leader)) == 1
@@ -226,7 +226,7 @@ def test_a_store_whose_clock_leaps_empties_nothing_for_a_day(
     leader.now_ns = lambda: (  # type: ignore[method-assign]
         RUNTIME.now_ns() + int(clocks.passed_s * 1e9) + wrong_ns
     )
-    keeper = TrashKeeper(leader, clocks, lambda: False)
+    keeper = TrashExpiry(leader, clocks, lambda: False)
     keeper.turn()
     for hours_on, wrong_days in ((1, days), (2, days), (3, 0)):
         wrong_ns = wrong_days * 24 * HOUR_NS
@@ -254,8 +254,8 @@ def test_deleting_stays_one_round_trip(engine: Engine) -> None:
         return meta.store.round_trips - before
 
     assert [cost(meta.unlink, ROOT_INO, b"f0"), cost(meta.rmdir, ROOT_INO, b"d0")] == [1, 1]
-    assert cost(meta.rename, Place(ROOT_INO, b"f1"), Place(ROOT_INO, b"f2")) == 1
-    assert cost(meta.rename, Place(ROOT_INO, b"d1"), Place(ROOT_INO, b"d2")) == 1
+    assert cost(meta.rename, DentryLocation(ROOT_INO, b"f1"), DentryLocation(ROOT_INO, b"f2")) == 1
+    assert cost(meta.rename, DentryLocation(ROOT_INO, b"d1"), DentryLocation(ROOT_INO, b"d2")) == 1
 
 
 # --- restoring -----------------------------------------------------------------------------------

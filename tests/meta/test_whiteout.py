@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import EXCHANGE, NOREPLACE, WHITEOUT, Place
+from fsmeta.ops.names.rename import EXCHANGE, NOREPLACE, WHITEOUT, DentryLocation
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino, SetAttr
 from tests.meta.engines import Engine
 
@@ -31,8 +31,10 @@ def test_p4_within_and_across_directories(engine: Engine, mode: int) -> None:
     first, second = (_make(meta, ROOT_INO, name, 0o40755) for name in (b"first", b"second"))
     ino = _make(meta, first, b"a", mode)
     before = meta.statfs().inodes_used
-    meta.rename(ROOT, Place(first, b"a"), Place(first, b"b"), WHITEOUT)
-    meta.rename(ROOT, Place(first, b"b"), Place(second, b"c"), WHITEOUT | NOREPLACE)
+    meta.rename(ROOT, DentryLocation(first, b"a"), DentryLocation(first, b"b"), WHITEOUT)
+    meta.rename(
+        ROOT, DentryLocation(first, b"b"), DentryLocation(second, b"c"), WHITEOUT | NOREPLACE
+    )
     for each in (meta, other):
         assert _is_whiteout(each, first, b"a")
         assert _is_whiteout(each, first, b"b")
@@ -46,8 +48,8 @@ def test_p4_over_what_is_there(engine: Engine) -> None:
     """As overlayfs does it: over the whiteout of an earlier rename, too."""
     meta = engine.meta()
     ino = _make(meta, ROOT_INO, b"a")
-    meta.rename(ROOT, Place(ROOT_INO, b"a"), Place(ROOT_INO, b"b"), WHITEOUT)
-    meta.rename(ROOT, Place(ROOT_INO, b"b"), Place(ROOT_INO, b"a"), WHITEOUT)
+    meta.rename(ROOT, DentryLocation(ROOT_INO, b"a"), DentryLocation(ROOT_INO, b"b"), WHITEOUT)
+    meta.rename(ROOT, DentryLocation(ROOT_INO, b"b"), DentryLocation(ROOT_INO, b"a"), WHITEOUT)
     assert meta.lookup(ROOT, ROOT_INO, b"a").ino == ino
     assert _is_whiteout(meta, ROOT_INO, b"b")
     assert meta.statfs().inodes_used == 3
@@ -57,7 +59,7 @@ def test_p4_an_ordinary_user_may(engine: Engine) -> None:
     meta = engine.meta()
     meta.setattr(ROOT, ROOT_INO, SetAttr(mode=0o777))
     meta.create(USER, ROOT_INO, b"a", 0o100644)
-    meta.rename(USER, Place(ROOT_INO, b"a"), Place(ROOT_INO, b"b"), WHITEOUT)
+    meta.rename(USER, DentryLocation(ROOT_INO, b"a"), DentryLocation(ROOT_INO, b"b"), WHITEOUT)
     assert _is_whiteout(meta, ROOT_INO, b"a")
     assert meta.lookup(ROOT, ROOT_INO, b"a").uid == USER.uid
 
@@ -66,7 +68,7 @@ def test_p4_what_is_refused_leaves_nothing(engine: Engine) -> None:
     meta = engine.meta()
     for name in (b"a", b"b"):
         _make(meta, ROOT_INO, name)
-    places = Place(ROOT_INO, b"a"), Place(ROOT_INO, b"b")
+    places = DentryLocation(ROOT_INO, b"a"), DentryLocation(ROOT_INO, b"b")
     for flags, code in ((WHITEOUT | EXCHANGE, errno.EINVAL), (WHITEOUT | NOREPLACE, errno.EEXIST)):
         with pytest.raises(OSError, match=r"rename|exists") as caught:
             meta.rename(ROOT, *places, flags)

@@ -17,7 +17,7 @@ from fsmeta.schema import keys
 from fsmeta.schema.scan import of_rows
 from fsmeta.schema.xattrs import XATTR_COST, XATTRS_COUNT_MAX, XATTRS_FIELD, XATTRS_FREE, XATTRS_MAX
 from fsmeta.store.contract import PUT, SHORT_ROW_FIELDS, SHORT_ROWS_BYTES, Store
-from fsmeta.types import ROOT_CALLER, ROOT_INO, XATTR_SIZE_MAX, Ino, Usage
+from fsmeta.types import ROOT_CALLER, ROOT_INO, XATTR_SIZE_MAX, Ino, SpaceUsage
 from tests.meta.engines import ENGINES, RUNTIME, Engine, change, open_engine
 
 ROOT = ROOT_CALLER
@@ -144,7 +144,7 @@ def test_beyond_a_page_they_count_as_space(
     """A volume of 1 MiB takes 1 MiB of attributes, whatever has them, and gets it back."""
     engine = open_engine(name, tmp_path, request.getfixturevalue)
     try:
-        engine.format(Usage(1 << 20, 0))
+        engine.format(SpaceUsage(1 << 20, 0))
         meta = engine.meta()
         kinds = (0o100644, 0o40755)
         inos = [_create(meta, b"%d" % number, kinds[number % 2]) for number in range(32)]

@@ -6,7 +6,7 @@ import random
 from functools import partial
 
 from fsmeta.meta.meta import Meta
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.types import ROOT_CALLER as ROOT, ROOT_INO, SetAttr, Slice
 
 
@@ -30,7 +30,7 @@ def random_work(meta: Meta, chance: random.Random, turns: int) -> None:
             elif verb == 4:
                 meta.rmdir(ROOT, parent, name())
             elif verb == 5:
-                places = Place(parent, name()), Place(other, name())
+                places = DentryLocation(parent, name()), DentryLocation(other, name())
                 meta.rename(ROOT, *places, flags=chance.choice((0, 0, 1, 2)))
             elif verb == 6:
                 meta.link(ROOT, chance.choice(files), parent, name())

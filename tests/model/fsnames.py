@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from fsclient.kernel.contract import Entry, FileSystem
+from fsclient.kernel.contract import EntryOut, FileSystem
 from fsmeta.types import PATH_MAX, Caller, Ino
 from tests.model.fswalk import Found, FsWalk, Place
 from tests.model.inodes import SGID, STICKY, SUID, fail
@@ -47,7 +47,7 @@ class FsNames:
             fail(errno.ENOENT)
         return place
 
-    def _made(self, entry: Entry) -> None:
+    def _made(self, entry: EntryOut) -> None:
         assert entry.attr is not None
         self._held.append(entry.attr.ino)
 

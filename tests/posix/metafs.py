@@ -11,12 +11,12 @@ import os
 from collections.abc import Sequence
 from itertools import count
 
-from fsclient.kernel.contract import Buffer, Entry, FileLock, FileSystem, Opened, Stat
+from fsclient.kernel.contract import Buffer, EntryOut, FileLock, FileSystem, OpenOut, Stat
 from fsclient.kernel.later import Later
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data.ranges import Span
 from fsmeta.ops.names.create import NewNode
-from fsmeta.ops.names.rename import Place
+from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.rules import access
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import (
@@ -38,8 +38,8 @@ _READ, _WRITE = access.READ, access.WRITE
 _MASKS = {os.O_RDONLY: _READ, os.O_WRONLY: _WRITE, os.O_RDWR: _READ | _WRITE}
 
 
-def _entry(attr: Attr) -> Entry:
-    return Entry(attr, 0.0, 0.0)
+def _entry(attr: Attr) -> EntryOut:
+    return EntryOut(attr, 0.0, 0.0)
 
 
 class MetaFS:
@@ -51,7 +51,7 @@ class MetaFS:
         self._fhs = count(1)
         self._writable: dict[int, bool] = {}
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> EntryOut:
         return _entry(self.meta.lookup(caller, parent, name))
 
     def forget(self, ino: Ino, lookups: int) -> None:
@@ -71,16 +71,18 @@ class MetaFS:
 
     def mknod(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int, umask: int = 0
-    ) -> Entry:
+    ) -> EntryOut:
         return _entry(self.meta.create(caller, parent, name, mode, rdev, umask))
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0) -> Entry:
+    def mkdir(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, umask: int = 0
+    ) -> EntryOut:
         return _entry(self.meta.create(caller, parent, name, 0o040000 | mode, 0, umask))
 
-    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> EntryOut:
         return _entry(self.meta.symlink(caller, parent, name, target))
 
-    def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> Entry:
+    def link(self, caller: Caller, ino: Ino, parent: Ino, name: bytes) -> EntryOut:
         return _entry(self.meta.link(caller, ino, parent, name))
 
     def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
@@ -98,14 +100,16 @@ class MetaFS:
         new_name: bytes,
         flags: int,
     ) -> None:
-        self.meta.rename(caller, Place(parent, name), Place(new_parent, new_name), flags)
+        self.meta.rename(
+            caller, DentryLocation(parent, name), DentryLocation(new_parent, new_name), flags
+        )
 
     # --- files
 
-    def _opened(self, flags: int) -> Opened:
+    def _opened(self, flags: int) -> OpenOut:
         fh = next(self._fhs)
         self._writable[fh] = flags & os.O_ACCMODE != os.O_RDONLY
-        return Opened(fh)
+        return OpenOut(fh)
 
     def create(
         self,
@@ -116,12 +120,12 @@ class MetaFS:
         flags: int,
         kill_suid: bool = False,
         umask: int = 0,
-    ) -> tuple[Entry, Opened]:
+    ) -> tuple[EntryOut, OpenOut]:
         del kill_suid
         attr = self.meta.create(caller, parent, name, mode, 0, umask)
         return _entry(attr), self._opened(flags)
 
-    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> Opened:
+    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> OpenOut:
         mask = _MASKS[flags & os.O_ACCMODE] | (_WRITE if flags & os.O_TRUNC else 0)
         attr = self.meta.getattr(caller, ino)
         self.meta.require(caller, attr, mask)
@@ -203,7 +207,7 @@ class MetaFS:
 
     def tmpfile(
         self, caller: Caller, parent: Ino, mode: int, flags: int, umask: int = 0
-    ) -> tuple[Entry, Opened]:
+    ) -> tuple[EntryOut, OpenOut]:
         linkable = not flags & os.O_EXCL
         node = NewNode(self.meta.new_ino(), 0o100000 | mode, umask=umask)
         attr = self.meta.ranges.tmpfile(caller, parent, node, linkable)
@@ -235,7 +239,7 @@ class MetaFS:
 
     # --- directories
 
-    def opendir(self, caller: Caller, ino: Ino) -> Opened:
+    def opendir(self, caller: Caller, ino: Ino) -> OpenOut:
         attr = self.meta.getattr(caller, ino)
         if not attr.is_dir:
             raise OSError(errno.ENOTDIR, "not a directory")
@@ -251,7 +255,7 @@ class MetaFS:
         page = sorted(names)[cookie : cookie + at_most]
         return page, range(cookie + 1, cookie + len(page) + 1)
 
-    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[Entry | None]:
+    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[EntryOut | None]:
         del ino
         return [None for _ in names]
 

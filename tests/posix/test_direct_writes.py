@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from fsclient.kernel.contract import Opened
+from fsclient.kernel.contract import OpenOut
 from fsclient.mount.client import Client
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.posix.inproc import memory
@@ -40,7 +40,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 
 @contextmanager
-def opened(client: Client, ino: Ino, flags: int) -> Iterator[Opened]:
+def opened(client: Client, ino: Ino, flags: int) -> Iterator[OpenOut]:
     handle = client.vfs.open(ROOT_CALLER, ino, flags)
     try:
         yield handle
@@ -48,7 +48,7 @@ def opened(client: Client, ino: Ino, flags: int) -> Iterator[Opened]:
         client.vfs.release(ino, handle.fh)
 
 
-def make(client: Client, name: bytes, flags: int) -> tuple[Ino, Opened]:
+def make(client: Client, name: bytes, flags: int) -> tuple[Ino, OpenOut]:
     entry, handle = client.vfs.create(ROOT_CALLER, ROOT_INO, name, 0o644, flags)
     assert entry.attr is not None
     return entry.attr.ino, handle
@@ -120,7 +120,7 @@ def test_w3_what_others_map_is_dropped_after_each_write(
     client.vfs.release(ino, reader.fh)
 
 
-def _write(client: Client, ino: Ino, handle: Opened) -> None:
+def _write(client: Client, ino: Ino, handle: OpenOut) -> None:
     assert client.vfs.write(ROOT_CALLER, ino, handle.fh, 0, memoryview(b"1"), False) == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsmeta.admin import quota_admin
-from fsmeta.admin.quota_admin import Limits
+from fsmeta.admin.quota_admin import QuotaLimits
 from fsmeta.rules import quota
 from tests.posix.inproc import memory
 from tests.posix.test_writeback import Pair, new_pair, pair, wait_until, write
@@ -18,7 +18,7 @@ __all__ = ["pair"]
 
 def _limit(pair: Pair, path: bytes, inodes: int) -> None:
     node = quota.dir_node(pair.them.stat(path).ino)
-    quota_admin.set_quota(pair.theirs.meta, node, Limits(None, inodes))
+    quota_admin.set_quota(pair.theirs.meta, node, QuotaLimits(None, inodes))
 
 
 def _used(pair: Pair, path: bytes) -> int:

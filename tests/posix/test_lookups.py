@@ -14,7 +14,7 @@ from fsclient.fuse.session.init import KernelWants
 from fsclient.fuse.session.session import SessionConfig
 from fsclient.mount.client import Client
 from fsclient.vfs import lookup_counts as lookups
-from fsclient.vfs.lookup_counts import Lookups
+from fsclient.vfs.lookup_counts import LookupCounts
 from fsmeta.meta.meta import Meta
 from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SetAttr
@@ -74,15 +74,15 @@ def test_p6_lookups_are_counted_as_the_kernel_counts_them(
 ) -> None:
     """Whatever answers with an entry counts one; what is gone has none left."""
     few: list[tuple[int, int, int]] = []
-    real = Lookups.forget
+    real = LookupCounts.forget
 
-    def forget(counts: Lookups, ino: Ino, lookups: int) -> None:
+    def forget(counts: LookupCounts, ino: Ino, lookups: int) -> None:
         known = counts._counts.get(ino, 0)
         if known < lookups:
             few.append((ino, lookups, known))
         real(counts, ino, lookups)
 
-    monkeypatch.setattr(Lookups, "forget", forget)
+    monkeypatch.setattr(LookupCounts, "forget", forget)
     root = tmp_path / "mnt"
     wants = KernelWants(readdirplus_auto=False)
     with serving(client.vfs, root, SessionConfig(wants=wants)):

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from fsclient.kernel import cache_leases as coherence_module
-from fsclient.kernel.cache_leases import AGAIN_AFTER_S, LONG_S, SHORT_S, Coherence
+from fsclient.kernel.cache_leases import AGAIN_AFTER_S, LONG_S, SHORT_S, CacheLeases
 from fsclient.kernel.contract import Notifier
 from fsmeta.schema import keys
 from fsmeta.store.mem import MemBackend, MemStore
@@ -51,16 +51,16 @@ def _is_told(kernel: Told) -> Notifier:
 
 
 @pytest.fixture
-def kernel() -> Iterator[tuple[Told, Coherence]]:
+def kernel() -> Iterator[tuple[Told, CacheLeases]]:
     with meta_only(memory()) as fs:
-        coherence, told = Coherence(fs.meta, RUNTIME), Told()
+        coherence, told = CacheLeases(fs.meta, RUNTIME), Told()
         coherence.start(told)
         yield told, coherence
         coherence.stop()
 
 
 def test_what_we_changed_is_told_once_and_before_the_answer(
-    kernel: tuple[Told, Coherence],
+    kernel: tuple[Told, CacheLeases],
 ) -> None:
     """A second time would have the kernel drop the right answer, if that is on its way, and go by
     the old mode: who had just appended to a setuid program ran it as its owner, seldom.
@@ -73,7 +73,7 @@ def test_what_we_changed_is_told_once_and_before_the_answer(
 
 
 def test_names_and_listings_are_told_twice_and_attributes_once(
-    kernel: tuple[Told, Coherence],
+    kernel: tuple[Told, CacheLeases],
 ) -> None:
     told, coherence = kernel
     coherence.absent(ROOT_INO, b"name")
@@ -92,7 +92,7 @@ def test_an_answer_that_was_stuck_is_taken_back() -> None:
     """It came after both notifications, and the kernel believed it for an hour."""
     serving: set[int] = {7, 8}
     with meta_only(memory()) as fs:
-        coherence, told = Coherence(fs.meta, RUNTIME), Told()
+        coherence, told = CacheLeases(fs.meta, RUNTIME), Told()
         coherence.start(told, lambda: serving)
         name = ("entry", ROOT_INO, b"name")
         coherence.absent(ROOT_INO, b"name")  # the answer to 7
@@ -106,7 +106,7 @@ def test_an_answer_that_was_stuck_is_taken_back() -> None:
 
 
 def test_news_do_not_wait_for_the_repetition_of_others(
-    kernel: tuple[Told, Coherence], monkeypatch: pytest.MonkeyPatch
+    kernel: tuple[Told, CacheLeases], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coherence_module, "AGAIN_AFTER_S", 3600.0)
     told, coherence = kernel
@@ -135,7 +135,7 @@ def test_p6_a_directory_whose_lock_is_held_stops_no_other_news() -> None:
     held, others = [Ino(number) for number in range(10, 13)], [Ino(20), Ino(21)]
     told = Stuck(*held)
     with meta_only(memory()) as fs:
-        coherence = Coherence(fs.meta, RUNTIME)
+        coherence = CacheLeases(fs.meta, RUNTIME)
         coherence.start(told)
         try:
             for ino in (*held, *others):
@@ -160,7 +160,7 @@ def test_p6_a_directory_whose_lock_is_held_stops_no_other_news() -> None:
 def test_p6_no_name_is_believed_for_long_where_the_kernel_hears_late() -> None:
     backend = MemBackend(RUNTIME)
     with meta_only(lambda: MemStore(backend, tracked=True)) as fs:
-        coherence, told = Coherence(fs.meta, RUNTIME), Stuck(ROOT_INO)
+        coherence, told = CacheLeases(fs.meta, RUNTIME), Stuck(ROOT_INO)
         coherence.start(told)
         try:
             attr = fs.meta.getattr(ROOT_CALLER, ROOT_INO)
@@ -200,7 +200,7 @@ def test_p6_a_notification_that_fails_stops_none_behind_it(log_watch: LogWatch) 
     """Answers behind it were never given: who waited for a lock waited on."""
     log_watch.expect("WARNING fsclient.kernel.cache_leases: the kernel was not told of a change")
     with meta_only(memory()) as fs:
-        coherence, told = Coherence(fs.meta, RUNTIME), Failing()
+        coherence, told = CacheLeases(fs.meta, RUNTIME), Failing()
         coherence.start(told)
         try:
             answered: list[int] = []

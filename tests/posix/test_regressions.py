@@ -293,7 +293,7 @@ def test_who_closed_a_setuid_file_finds_that_the_kernel_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread told it soon after; before that, others could still run the program as its owner."""
-    monkeypatch.setattr(cache_leases.Coherence, "_run", lambda _self: None)  # it comes too late
+    monkeypatch.setattr(cache_leases.CacheLeases, "_run", lambda _self: None)  # it comes too late
     notifier = _NoKernel(epoch=True)
     with inproc.client(inproc.memory()) as client:
         client.vfs.coherence.start(notifier)

@@ -17,7 +17,7 @@ from fsdata.format.object_keys import object_key
 from fsdata.objects.contract import Buffer
 from fsdata.objects.mem import MemObjects
 from fsdata.staging import coalesce
-from fsdata.staging.data_segments import Spot, StagingData
+from fsdata.staging.data_segments import DataSegments, Spot
 from fsmeta.schema import keys
 from fsmeta.schema.segments import OpenSegment
 from fsmeta.store.contract import DELETE
@@ -141,13 +141,13 @@ def test_o6_what_was_just_written_is_not_read_back(
     """And memory lets go of it: nobody will look for it by that name."""
     volume = Volume(tmp_path)
     reads: list[Spot] = []
-    read_range = StagingData.read_range
+    read_range = DataSegments.read_range
 
-    def noted(data: StagingData, spot: Spot, begin: int, end: int) -> bytes:
+    def noted(data: DataSegments, spot: Spot, begin: int, end: int) -> bytes:
         reads.append(spot)
         return read_range(data, spot, begin, end)
 
-    monkeypatch.setattr(StagingData, "read_range", noted)
+    monkeypatch.setattr(DataSegments, "read_range", noted)
     volume.write(FILES)
     volume.settle()
     assert volume.packer.packed == FILES

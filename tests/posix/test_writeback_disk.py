@@ -12,7 +12,7 @@ from fsclient.mount.client import Client, ClientOptions
 from fsclient.writeback.writeback import WriteBackOptions
 from fsdata.staging import staged_objects
 from fsmeta.schema import journal as schema_journal
-from fsmeta.schema.journal import HOLDER_FIELD, Holder, journal_row, pack_holder
+from fsmeta.schema.journal import HOLDER_FIELD, JournalHolder, journal_row, pack_holder
 from fsmeta.txn.retry import Transactor
 from fsmeta.txn.row_cache import RowCache
 from fsmeta.writeback import replay
@@ -81,7 +81,7 @@ def test_w1_what_is_there_already_is_not_tried_for_ever(
     connect = memory()
     with new_pair(connect, tmp_path / "staging") as pair:
         ghost = Ghost(pair, tmp_path / "staging")
-        row, holder = journal_row(ghost.journal), pack_holder(Holder(1, "host", "place"))
+        row, holder = journal_row(ghost.journal), pack_holder(JournalHolder(1, "host", "place"))
         Transactor(pair.store, RUNTIME, RowCache(RUNTIME)).run(
             lambda txn: txn.put(row, HOLDER_FIELD, holder)
         )

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from fsclient.mount.client import Client, ClientOptions
 from fsclient.upkeep.gc import Collected, Job, Progress, collect
-from fsclient.upkeep.gc_checkpoint import Place
+from fsclient.upkeep.gc_checkpoint import GcCheckpoint
 from fsclient.upkeep.verify_objects import verify_objects
 from fsclient.volume.cache_options import CacheOptions
 from fsclient.writeback.writeback import WriteBackOptions
@@ -263,7 +263,10 @@ class Cluster:
         assert self.leaks or not verdict.leaked, f"{verdict.leaked} objects leaked"
 
     def collect(
-        self, delete: bool = True, place: Place | None = None, step: Callable[[], None] = _go_on
+        self,
+        delete: bool = True,
+        place: GcCheckpoint | None = None,
+        step: Callable[[], None] = _go_on,
     ) -> Collected:
         """What `slicefs gc --age 0` does, from a process of its own with a good network.
 

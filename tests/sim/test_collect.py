@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsclient.upkeep import gc as collect_module, gc_checkpoint
-from fsclient.upkeep.gc_checkpoint import Place
+from fsclient.upkeep.gc_checkpoint import GcCheckpoint
 from fsmeta.errors import ConfigError
 from tests.conftest import LogWatch
 from tests.sim.cluster import Cluster, Weather
@@ -58,7 +58,7 @@ class Collector:
 
     def _work(self) -> None:
         while not self._stopping:
-            place = Place(self._cluster.sim, self._cursor, "the volume")
+            place = GcCheckpoint(self._cluster.sim, self._cursor, "the volume")
             try:
                 self.deleted += self._cluster.collect(place=place, step=self._step).deleted.objects
                 self.runs += 1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from fsmeta.admin import quota_admin
-from fsmeta.admin.quota_admin import Limits
+from fsmeta.admin.quota_admin import QuotaLimits
 from fsmeta.errors import ConfigError, StoreError
 from fsmeta.meta.meta import Meta
 from fsmeta.rules import quota
@@ -23,7 +23,7 @@ from tests.sim.faults import FaultStore
 from tests.sim.harness import simulate
 
 eager = worlds.eager  # the fixture
-AMPLE = Limits(1 << 50, 1 << 30)  # nobody is refused: the loads know nothing of quotas
+AMPLE = QuotaLimits(1 << 50, 1 << 30)  # nobody is refused: the loads know nothing of quotas
 PAUSE_S = 2.0
 ADMINS = 4
 

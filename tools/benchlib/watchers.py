@@ -2,8 +2,9 @@
 
 `python -m tools.benchlib.watchers [--watchers 1000] [--seconds 5]` starts its own Redis. The
 creating clients are real (`Meta`). A watcher is a model of a mount: it has the two connections that
-a mount tracks rows with and the real `BusyDirs`, and a program that looks up one name at a pace.
-For each pace the table shows messages and reads a second, and the processor time that Redis takes.
+a mount tracks rows with and the real `ContendedDirs`, and a program that looks up one name at a
+pace. For each pace the table shows messages and reads a second, and the processor time that Redis
+takes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
 from fsmeta.schema.keys import dir_row
 from fsmeta.store.redis.script import pack
-from fsmeta.txn.contended_dirs import BELIEVED_S, BusyDirs
+from fsmeta.txn.contended_dirs import BELIEVED_S, ContendedDirs
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tools.benchlib import redis
 
@@ -72,7 +73,7 @@ class Watcher:
         number = self.news.ask(b"CLIENT", b"ID")
         self.news.ask(b"SUBSCRIBE", b"__redis__:invalidate")
         self._link.ask(b"CLIENT", b"TRACKING", b"ON", b"REDIRECT", str(number).encode(), b"NOLOOP")
-        self._busy = BusyDirs(time.monotonic)
+        self._busy = ContendedDirs(time.monotonic)
         self._row, self._key = row, key
         self._believed_until = 0.0
 

@@ -13,7 +13,7 @@ import click
 from fsclient.cli.options.options import complete_directories
 from fsclient.cli.options.progress import ProgressLine
 from fsclient.fuse.mount import mount as kernel
-from fsclient.mount.exit_status import LEFT, Parting, left_by, open_testament, read_testament
+from fsclient.mount.exit_status import LEFT, ExitRecord, left_by, open_testament, read_testament
 from fsclient.volume.units import format_size
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
@@ -67,7 +67,7 @@ def umount(mountpoint: str, lazy: bool, as_json: bool) -> int:
                 os.close(fd)
 
 
-def _require_all_stored(parting: Parting) -> None:
+def _require_all_stored(parting: ExitRecord) -> None:
     """Raises: ConfigError where data are lost, or may be."""
     if parting.lost is not None:
         raise ConfigError(f"unmounted, but {parting.lost['text']}; see the log: {parting.log}")
@@ -154,7 +154,7 @@ def await_stored(pidfd: int, pid: int) -> int | None:
     return None
 
 
-def _holder(info: kernel.MountInfo, mounts: Collection[int]) -> kernel.Holder | None:
+def _holder(info: kernel.MountInfo, mounts: Collection[int]) -> kernel.MountHolder | None:
     """Who has one of these mounts still; others may have got the device number since."""
     found = kernel.find_holders(info)
     return next((found[each] for each in found if each in mounts), None)

@@ -14,8 +14,8 @@ import click
 from fsclient.cli.options.options import complete_files
 from fsclient.cli.options.progress import ProgressLine, bar
 from fsclient.control.warmup_client import (
+    CachedShare,
     Done,
-    Found,
     Gone,
     Run,
     caches,
@@ -48,7 +48,7 @@ class Wish(NamedTuple):
     every: bool
 
 
-class Totals:
+class WarmupTotals:
     """What became of all files. Threading: `done` and `failed` from any thread."""
 
     def __init__(self, wish: Wish) -> None:
@@ -238,7 +238,7 @@ class _Ahead:
     The kernel keeps what either has looked up, so the other does not wait for it again.
     """
 
-    def __init__(self, runtime: Runtime, files: Iterator[Found]) -> None:
+    def __init__(self, runtime: Runtime, files: Iterator[CachedShare]) -> None:
         self.total: int | None = None  # bytes, once all are counted
         self._files = files
         self._ended = runtime.event()
@@ -273,7 +273,7 @@ class _Job(NamedTuple):
     def run(self) -> int:
         """Do it, and say what became of it; the exit code. Raises: ConfigError, OSError."""
         runtime = SystemRuntime()
-        totals = Totals(self.wish)
+        totals = WarmupTotals(self.wish)
         run = Run(
             runtime, self._verb, self.threads, self.mounts.roots, totals.done, self.wish.pages
         )
@@ -326,7 +326,7 @@ class _Job(NamedTuple):
             return None
         return _Ahead(runtime, self._files(lambda _path, _why: None))
 
-    def _files(self, failed: Callable[[str, str], None]) -> Iterator[Found]:
+    def _files(self, failed: Callable[[str, str], None]) -> Iterator[CachedShare]:
         """Every file, of what is named and of the list. Raises: OSError."""
         for top in self.tops:
             yield from walk(top, self.patterns, failed)
@@ -338,7 +338,7 @@ class _Job(NamedTuple):
                 if path:
                     yield from self._listed(path, failed)
 
-    def _listed(self, path: str, failed: Callable[[str, str], None]) -> Iterator[Found]:
+    def _listed(self, path: str, failed: Callable[[str, str], None]) -> Iterator[CachedShare]:
         """A line of the list: what is wrong with it does not keep the others from being done."""
         try:
             self.mounts.require(path)
@@ -348,7 +348,7 @@ class _Job(NamedTuple):
         except OSError as error:
             failed(path, error.strerror or str(error))
 
-    def _tell(self, totals: Totals, seconds: float) -> None:
+    def _tell(self, totals: WarmupTotals, seconds: float) -> None:
         evictions = self.mounts.evictions() if self.wish.verb == "disk" else 0
         for path, why in totals.failures:
             click.echo(f"slicefs: {path}: {why}", err=True)
@@ -371,7 +371,7 @@ class _Job(NamedTuple):
             click.echo(f"slicefs: {evictions} copies of other blocks have made room", err=True)
 
 
-def _lines(totals: Totals, seconds: float) -> Iterator[tuple[str, str]]:
+def _lines(totals: WarmupTotals, seconds: float) -> Iterator[tuple[str, str]]:
     """The summary."""
     counts, verb = totals.counts, totals.wish.verb
     yield "files", f"{totals.files} of {format_size(totals.bytes)}"
@@ -396,7 +396,7 @@ def _lines(totals: Totals, seconds: float) -> Iterator[tuple[str, str]]:
     yield "seconds", f"{seconds:.1f}"
 
 
-def _summary(totals: Totals, seconds: float, evictions: int) -> dict[str, Any]:
+def _summary(totals: WarmupTotals, seconds: float, evictions: int) -> dict[str, Any]:
     """The same, for programs."""
     shown: dict[str, Any] = {
         "files": totals.files,

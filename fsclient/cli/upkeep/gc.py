@@ -17,7 +17,7 @@ from fsclient.cli.options.options import META_WAIT_S, cursor_option, duration, s
 from fsclient.cli.options.progress import ProgressLine
 from fsclient.mount.client import Client, ClientOptions
 from fsclient.upkeep.gc import AGE_S, THREADS, Collected, Count, Job, Progress, collect
-from fsclient.upkeep.gc_checkpoint import COMPACT, PACK, Place
+from fsclient.upkeep.gc_checkpoint import COMPACT, PACK, GcCheckpoint
 from fsclient.upkeep.orphan_journals import give_up_journals, require_published
 from fsclient.upkeep.pack import Gathered, PackWalk, pages
 from fsclient.volume.metadata_url import naming, open_store
@@ -119,7 +119,7 @@ def gc(
         report = {name: _plain(value) for name, value in found._asdict().items()}
         done = {"compacted_chunks": None, "uncompacted_chunks": None}
         done |= {} if compacted is None else compacted._asdict()
-        done |= dict.fromkeys(Packed._fields) if packed is None else packed._asdict()
+        done |= dict.fromkeys(PackReport._fields) if packed is None else packed._asdict()
         click.echo(json.dumps({**report, **done}, indent=2))
     else:
         _print_before(compacted, packed)
@@ -129,20 +129,20 @@ def gc(
     return _FAILED if failed else 0
 
 
-def _place(meta: str, file: str | None, runtime: Runtime) -> Place:
+def _place(meta: str, file: str | None, runtime: Runtime) -> GcCheckpoint:
     """Where an earlier run was. Raises: ConfigError."""
     if file is None:
-        return Place(runtime)
+        return GcCheckpoint(runtime)
     store = open_store(meta, runtime)
     try:
         with naming(meta):
             uuid = Meta(store, runtime, META_WAIT_S).format.uuid
     finally:
         store.close()
-    return Place(runtime, file, uuid)
+    return GcCheckpoint(runtime, file, uuid)
 
 
-def _collect(volume: _Volume, job: Job, give_up: bool, place: Place) -> Collected:
+def _collect(volume: _Volume, job: Job, give_up: bool, place: GcCheckpoint) -> Collected:
     runtime = volume.runtime
     line = ProgressLine(runtime)
 
@@ -204,7 +204,7 @@ class _Volume(NamedTuple):
                 raise ConfigError("gc could not be ended well: see the messages above")
 
 
-def _compact(volume: _Volume, place: Place) -> _Compacted | None:
+def _compact(volume: _Volume, place: GcCheckpoint) -> _Compacted | None:
     """Rewrite every chunk for which it pays.
 
     None where an earlier run was through with it.
@@ -227,7 +227,7 @@ def _compact(volume: _Volume, place: Place) -> _Compacted | None:
             line.clear()
 
 
-class Packed(NamedTuple):
+class PackReport(NamedTuple):
     """What became of files that were small and not packed."""
 
     packed_files: int
@@ -238,9 +238,9 @@ class Packed(NamedTuple):
     packing_held_by: str  # the session because of which so many are recent
 
     @staticmethod
-    def of(found: Gathered, unreadable: int) -> Packed:
+    def of(found: Gathered, unreadable: int) -> PackReport:
         """As `gc` reports it."""
-        return Packed(
+        return PackReport(
             found.packed_files,
             found.segments_made,
             found.recent_files,
@@ -250,7 +250,7 @@ class Packed(NamedTuple):
         )
 
 
-def _pack(volume: _Volume, place: Place, below: int, threads: int) -> Packed | None:
+def _pack(volume: _Volume, place: GcCheckpoint, below: int, threads: int) -> PackReport | None:
     """Pack small files that nobody has packed.
 
     None where an earlier run was through with it.
@@ -278,7 +278,7 @@ def _pack(volume: _Volume, place: Place, below: int, threads: int) -> Packed | N
                 line.show(f"{inodes} inodes, {packer.packed} files packed")
                 if cursor is not None:
                     place.step(cursor)
-            return Packed.of(work.gathered(), len(unreadable))
+            return PackReport.of(work.gathered(), len(unreadable))
         finally:
             pool.close()
             line.clear()
@@ -308,7 +308,7 @@ def _plain(value: object) -> object:
     return value._asdict() if isinstance(value, Count) else value
 
 
-def _print_before(compacted: _Compacted | None, packed: Packed | None) -> None:
+def _print_before(compacted: _Compacted | None, packed: PackReport | None) -> None:
     """What was rewritten first."""
     if compacted is not None:
         click.echo(f"compacted   {compacted.compacted_chunks} chunks")

@@ -13,7 +13,7 @@ import click
 
 from fsclient.cli.options.options import META_WAIT_S
 from fsclient.cli.options.progress import ProgressLine, bar
-from fsclient.upkeep.restore import Outcome, Restorer, Trashed
+from fsclient.upkeep.restore import RestoreOutcome, Restorer, Trashed
 from fsclient.volume.metadata_url import naming, open_store
 from fsclient.volume.units import format_size
 from fsmeta.errors import ConfigError
@@ -89,7 +89,7 @@ def _put_back(
     """The exit code."""
     seen = 0
 
-    def tell(outcome: Outcome) -> None:
+    def tell(outcome: RestoreOutcome) -> None:
         nonlocal seen
         seen += 1
         record = {**_record(outcome.thing), "error": outcome.error or None}

@@ -14,7 +14,7 @@ import click
 from fsclient.cli.options.key_options import key_options, offered
 from fsclient.cli.options.options import META_WAIT_S, cursor_option, rate, store_option
 from fsclient.cli.options.progress import ProgressLine
-from fsclient.upkeep.scrub import THREADS, Found, Scrub, Totals
+from fsclient.upkeep.scrub import THREADS, DamagedBlock, Scrub, ScrubTotals
 from fsclient.volume.metadata_url import naming, open_store
 from fsclient.volume.object_options import parse_options
 from fsclient.volume.object_stores import Pacing, open_objects, stacked, stored_key
@@ -45,11 +45,11 @@ class Request(NamedTuple):
     cursor_file: str | None = None
 
 
-class Outcome(NamedTuple):
+class ScrubOutcome(NamedTuple):
     """What was read, and what of it is wrong."""
 
-    totals: Totals
-    problems: list[Found]
+    totals: ScrubTotals
+    problems: list[DamagedBlock]
     problem_count: int  # of problems, also those that were not kept
     keyless: bool  # an encrypted volume, without its key
 
@@ -106,7 +106,7 @@ def scrub(
     return FOUND if outcome.problem_count else 0
 
 
-def examine_data(meta: str, request: Request, runtime: Runtime) -> Outcome:
+def examine_data(meta: str, request: Request, runtime: Runtime) -> ScrubOutcome:
     """Read what is asked for. Raises: ConfigError, Unavailable."""
     store = open_store(meta, runtime)
     try:
@@ -132,10 +132,12 @@ def examine_data(meta: str, request: Request, runtime: Runtime) -> Outcome:
     named = [
         each._replace(object=each.object and stored_key(settings, each.object)) for each in found
     ]
-    return Outcome(judge.totals, named, count, keyless)
+    return ScrubOutcome(judge.totals, named, count, keyless)
 
 
-def _walk(meta: Meta, judge: Scrub, request: Request, runtime: Runtime) -> tuple[list[Found], int]:
+def _walk(
+    meta: Meta, judge: Scrub, request: Request, runtime: Runtime
+) -> tuple[list[DamagedBlock], int]:
     """Everything, or what is below the paths."""
     line = ProgressLine(runtime)
     place = _Place(request.cursor_file, meta.format.uuid)
@@ -176,8 +178,8 @@ class _Place:
         self._file = file
         self._uuid = uuid
         self.cursor = b""
-        self.totals = Totals()
-        self.problems: list[Found] = []
+        self.totals = ScrubTotals()
+        self.problems: list[DamagedBlock] = []
         if file is not None and not os.access(os.path.dirname(file) or ".", os.W_OK | os.X_OK):
             raise ConfigError(f"--cursor {file}: name a file in a directory that you may write to")
         if file is not None and os.path.exists(file):
@@ -189,15 +191,15 @@ class _Place:
             with open(file, encoding="utf-8") as stream:
                 kept: dict[str, Any] = json.load(stream)
             self.cursor = bytes.fromhex(kept["cursor"])
-            self.totals = Totals(**kept["read"])
-            self.problems = [Found(**each) for each in kept["problems"]]
+            self.totals = ScrubTotals(**kept["read"])
+            self.problems = [DamagedBlock(**each) for each in kept["problems"]]
             uuid = kept["volume"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"--cursor {file} can't be read: remove it to begin anew") from error
         if uuid != self._uuid:
             raise ConfigError(f"--cursor {file} is of another volume: name another file")
 
-    def save(self, cursor: bytes, totals: Totals, problems: list[Found]) -> None:
+    def save(self, cursor: bytes, totals: ScrubTotals, problems: list[DamagedBlock]) -> None:
         """From here on a later run goes on."""
         if self._file is None:
             return
@@ -217,7 +219,7 @@ class _Place:
             os.unlink(self._file)
 
 
-def _plain(outcome: Outcome) -> dict[str, Any]:
+def _plain(outcome: ScrubOutcome) -> dict[str, Any]:
     return {
         **outcome.totals._asdict(),
         "authenticated": not outcome.keyless,
@@ -226,7 +228,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _print(outcome: Outcome) -> None:
+def _print(outcome: ScrubOutcome) -> None:
     totals = outcome.totals
     read = format_size(totals.bytes)
     click.echo(f"{totals.inodes} inodes, {totals.blocks} blocks, {read} read")

@@ -11,7 +11,7 @@ import click
 
 from fsclient.cli.options.options import no_keys_here, size, store_option
 from fsclient.cli.options.progress import ProgressLine
-from fsclient.upkeep.objbench import Outcome, Sizes, Speed, functional, measure, tidied
+from fsclient.upkeep.objbench import BenchOutcome, Sizes, Speed, functional, measure, tidied
 from fsclient.volume.object_options import STORAGES, parse_bucket, parse_options
 from fsclient.volume.object_stores import claimed, directories, open_objects, place_of, stacked
 from fsmeta.rules import settings as volume
@@ -67,7 +67,7 @@ def objbench(
     runtime = SystemRuntime()
     line = ProgressLine(runtime)
     sizes = Sizes(block_size, blocks, small_object_size, small_objects, threads)
-    outcomes: list[Outcome] = []
+    outcomes: list[BenchOutcome] = []
     speeds: list[Speed] = []
     absent = _absent(directories(settings))
     with suppress(_Finished), claimed(settings, runtime):
@@ -118,7 +118,7 @@ def _remove_empty(root: str) -> None:
             os.rmdir(path)
 
 
-def _print(outcomes: list[Outcome], speeds: list[Speed]) -> None:
+def _print(outcomes: list[BenchOutcome], speeds: list[Speed]) -> None:
     for outcome in outcomes:
         click.echo(
             f"{'ok  ' if outcome.right else 'FAIL'}  {outcome.what}"

@@ -20,7 +20,7 @@ from fsclient.volume.metadata_url import naming, open_store
 from fsclient.volume.quota_names import as_json, fullness, titles
 from fsclient.volume.units import SIZE_MAX, format_size
 from fsmeta.admin import quota_admin, quota_check
-from fsmeta.admin.quota_admin import Limits, Quota
+from fsmeta.admin.quota_admin import Quota, QuotaLimits
 from fsmeta.errors import ConfigError
 from fsmeta.meta.meta import Meta
 from fsmeta.rules import quota
@@ -89,7 +89,7 @@ def set_(
     with _opened(meta) as volume:
         node = _node(volume, target, meta)
         with _progress(volume, "counting") as show:
-            found = quota_admin.set_quota(volume, node, Limits(capacity, inodes), show)
+            found = quota_admin.set_quota(volume, node, QuotaLimits(capacity, inodes), show)
         _print_one(volume, found, as_json_)
 
 

@@ -60,7 +60,7 @@ class MountInfo(NamedTuple):
     source: str
 
 
-class Holder(NamedTuple):
+class MountHolder(NamedTuple):
     """A process that sees a mount."""
 
     pid: str  # or "self"
@@ -195,20 +195,20 @@ def find_servers(info: MountInfo) -> list[int]:
     return found
 
 
-def find_holders(info: MountInfo) -> dict[int, Holder]:
+def find_holders(info: MountInfo) -> dict[int, MountHolder]:
     """Who sees a file system, as far as we may look, by the ids of its mounts.
 
     A bind mount keeps it, and every mount namespace that was made meanwhile has a copy of its own:
     containers, services with PrivateMounts, unshare(1). Its device number may be given to another
     once it has gone: only ids that were there before are its own.
     """
-    found: dict[int, Holder] = {}
+    found: dict[int, MountHolder] = {}
     for pid in ("self", *filter(str.isdigit, os.listdir("/proc"))):
         try:
             for each in _mounts(pid):
                 if each.device == info.device and each.id not in found:
                     with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as name:
-                        found[each.id] = Holder(pid, name.read().strip(), each.mountpoint)
+                        found[each.id] = MountHolder(pid, name.read().strip(), each.mountpoint)
         except OSError:
             continue  # it has ended, or is another user's
     return found

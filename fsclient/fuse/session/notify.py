@@ -1,6 +1,6 @@
 """Telling the kernel that what it believes has changed: the Notifier on `/dev/fuse`.
 
-Called by `Coherence` in a thread of its own. A notification is a write whose header has unique id
+Called by `CacheLeases` in a thread of its own. A notification is a write whose header has unique id
 0 and the code in place of the errno; the kernel acts on it inside that write.
 
 Deadlocks. The write takes kernel locks that a process may hold while it waits for an answer of

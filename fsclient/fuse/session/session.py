@@ -33,7 +33,7 @@ from fsclient.fuse.session.interrupt import ABSENT, IDLE, Interrupts
 from fsclient.fuse.session.notify import KernelNotifier
 from fsclient.fuse.session.stats import OpStats, SlotStats, summed
 from fsclient.fuse.session.tap import NO_TAP, Tap
-from fsclient.fuse.session.thread_pool import Crew
+from fsclient.fuse.session.thread_pool import ThreadPool
 from fsclient.fuse.session.worker import GONE, RETRY, Worker, receive_buffer
 from fsclient.fuse.wire import abi
 from fsclient.fuse.wire.parse import BODY
@@ -80,7 +80,7 @@ class Session:
         self._interrupts = Interrupts(most)
         self.under_way = self._interrupts.under_way
         self._stats = [SlotStats(self._config.tap) for _ in range(most)]
-        self._crew = Crew(
+        self._crew = ThreadPool(
             runtime,
             self._interrupts,
             self._hire,
@@ -185,7 +185,7 @@ class Session:
             except OSError as error:
                 log.debug("statfs of %s: %s", mountpoint, error)
 
-    def _hire(self, slot: int, crew: Crew) -> Worker:
+    def _hire(self, slot: int, crew: ThreadPool) -> Worker:
         """The worker of `slot`, with a buffer of its own."""
         return Worker(
             self._fd,

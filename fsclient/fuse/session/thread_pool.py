@@ -34,14 +34,14 @@ NOBODY: Final = -1
 _AWAIT_MS: Final = 1000  # then whoever waits for input does so without watching for requests
 
 
-class Crew:
+class ThreadPool:
     """Threads that run workers, `least` to `most` of them."""
 
     def __init__(
         self,
         runtime: Runtime,
         interrupts: Interrupts,
-        hire: Callable[[int, Crew], Worker],
+        hire: Callable[[int, ThreadPool], Worker],
         descriptor: int,
         least: int,
         most: int,

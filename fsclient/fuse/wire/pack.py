@@ -29,7 +29,7 @@ from fsclient.fuse.wire.protocol import (
     STATX_BASIC_STATS,
     STATX_BTIME,
 )
-from fsclient.kernel.contract import Buffer, Entry, Opened, Stat
+from fsclient.kernel.contract import Buffer, EntryOut, OpenOut, Stat
 from fsmeta.types import FLAG_NOATIME, FLAGS, NAME_MAX, Attr, Dentry, StatFs
 
 Answer: TypeAlias = bytes | Sequence[Buffer]
@@ -45,7 +45,7 @@ FLAGS_SHOWN: Final = FLAGS & ~FLAG_NOATIME  # STATX_ATTR_* have the same values
 _AT_A_TIME: Final = 256  # records of a listing; those that don't fit at the end are made in vain
 _NO_ATTR: Final = (0,) * 16
 _NO_ENTRY: Final = bytes(abi.ENTRY_OUT.size)
-_NOTHING: Final = Entry(None, 0.0, 0.0)
+_NOTHING: Final = EntryOut(None, 0.0, 0.0)
 
 
 def _attr_fields(attr: Attr) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ def _attr_fields(attr: Attr) -> tuple[int, ...]:
     )
 
 
-def _entry_fields(entry: Entry) -> tuple[int, ...]:
+def _entry_fields(entry: EntryOut) -> tuple[int, ...]:
     """The values of `struct fuse_entry_out`; node id 0 says that the name leads nowhere."""
     attr, entry_ttl, attr_ttl = entry
     if attr is None:
@@ -87,7 +87,7 @@ def _ttls(entry_ttl: float, attr_ttl: float) -> tuple[int, int, int, int]:
     return seconds, attr_seconds, nanos, int((attr_ttl - attr_seconds) * NS)
 
 
-def entry_out(entry: Entry) -> bytes:
+def entry_out(entry: EntryOut) -> bytes:
     """LOOKUP and whatever else makes a name."""
     return abi.ENTRY_OUT.pack(*_entry_fields(entry))
 
@@ -99,18 +99,18 @@ def attr_out(stat: Stat) -> bytes:
     return abi.ATTR_OUT.pack(seconds, int((ttl - seconds) * NS), *_attr_fields(attr))
 
 
-def open_out(opened: Opened) -> bytes:
+def open_out(opened: OpenOut) -> bytes:
     """OPEN and OPENDIR."""
     return abi.OPEN_OUT.pack(opened.fh, _open_flags(opened), opened.backing)
 
 
-def create_out(entry: Entry, opened: Opened) -> bytes:
+def create_out(entry: EntryOut, opened: OpenOut) -> bytes:
     """CREATE: a name and an open file in one."""
     flags = _open_flags(opened)
     return abi.CREATE_OUT.pack(*_entry_fields(entry), opened.fh, flags, opened.backing)
 
 
-def _open_flags(opened: Opened) -> int:
+def _open_flags(opened: OpenOut) -> int:
     _, keep_cache, direct_io, cache_dir, no_flush, backing = opened
     flags = FOPEN_KEEP_CACHE if keep_cache else 0
     if direct_io:
@@ -155,7 +155,7 @@ def _first(records: list[bytes], size: int) -> list[bytes]:
 
 
 def dirents_plus(
-    names: Sequence[Dentry], entries: Sequence[Entry | None], cookies: Sequence[int]
+    names: Sequence[Dentry], entries: Sequence[EntryOut | None], cookies: Sequence[int]
 ) -> bytes:
     """READDIRPLUS: names with what they lead to; where that is None the kernel skips it.
 

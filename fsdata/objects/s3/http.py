@@ -39,7 +39,7 @@ class Timeouts(NamedTuple):
     slowest_bytes_s: int = 128 << 10  # … plus a second for so many bytes of its body
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """A server."""
 
     host: str
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     tls: ssl.SSLContext | None
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """Status, headers with names in lower case, body. `body` is empty where `into` was filled."""
 
     status: int
@@ -160,7 +160,7 @@ class _Connection:
 class HttpPool:
     """Requests to one server."""
 
-    def __init__(self, runtime: Runtime, place: Place, timeouts: Timeouts) -> None:
+    def __init__(self, runtime: Runtime, place: Endpoint, timeouts: Timeouts) -> None:
         self._runtime = runtime
         self._place = place
         self.timeouts = timeouts  # replaced whole
@@ -173,7 +173,7 @@ class HttpPool:
         head: Sequence[bytes],
         body: Sequence[Buffer] = (),
         into: Sequence[memoryview] = (),
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Send one request that may be repeated, and read its answer.
 
         `head`: request line and headers, without the empty line at the end. `into`: filled with the
@@ -183,7 +183,7 @@ class HttpPool:
         self._runtime.will_wait()
         return self._ask(_joined(head), body, into)
 
-    def request_all(self, heads: Sequence[Sequence[bytes]]) -> list[Answer]:
+    def request_all(self, heads: Sequence[Sequence[bytes]]) -> list[HttpAnswer]:
         """Requests without bodies, each sent on a connection of its own before any is answered.
 
         One that met a connection which the server had closed is sent again.
@@ -218,7 +218,7 @@ class HttpPool:
 
     def _ask(
         self, lines: bytes, body: Sequence[Buffer] = (), into: Sequence[memoryview] = ()
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Raises: Unavailable."""
         whole_s = self.timeouts.whole_s + sum(map(len, body)) / self.timeouts.slowest_bytes_s
         while (connection := self._take_idle()) is not None:
@@ -270,7 +270,7 @@ class HttpPool:
         body: Sequence[Buffer],
         into: Sequence[memoryview],
         whole_s: float,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request on one connection; no `lines` where a GET was sent before.
 
         Raises: Unavailable, _Dropped.
@@ -318,7 +318,7 @@ def _joined(head: Sequence[bytes]) -> bytes:
 
 def _read_answer(
     connection: _Connection, no_body: bool, into: Sequence[memoryview], slowest_bytes_s: int
-) -> tuple[Answer, bool]:
+) -> tuple[HttpAnswer, bool]:
     """An answer, and whether the connection can be used again. Raises: as `_Connection`."""
     while True:
         status, headers, keep = _parse_head(connection.until(b"\r\n\r\n"))
@@ -339,7 +339,7 @@ def _read_answer(
             keep = keep and filled == length
         else:
             body = connection.take(length)
-    return Answer(status, headers, body, filled), keep and connection.is_drained()
+    return HttpAnswer(status, headers, body, filled), keep and connection.is_drained()
 
 
 def _parse_head(head: bytes) -> tuple[int, dict[bytes, bytes], bool]:

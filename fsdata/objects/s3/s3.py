@@ -35,7 +35,7 @@ from fsdata.objects.s3.errors import (
     parse_refusal,
     translate,
 )
-from fsdata.objects.s3.http import Answer, HttpPool, Place, Timeouts
+from fsdata.objects.s3.http import Endpoint, HttpAnswer, HttpPool, Timeouts
 from fsdata.objects.s3.sigv4 import UNSIGNED, Signer, query_string, quoted
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import Runtime
@@ -84,13 +84,13 @@ class _Session:
             tls = _tls_context(settings.account.ca)
         host = parts.hostname or ""
         port = parts.port or (443 if tls else 80)
-        self.pool = HttpPool(runtime, Place(host, port, tls), settings.timeouts)
+        self.pool = HttpPool(runtime, Endpoint(host, port, tls), settings.timeouts)
 
     def now_s(self) -> int:
         """The server's time, as far as it is known."""
         return self._runtime.now_ns() // 10**9 + self._skew_s
 
-    def mend(self, refusal: Refusal, answer: Answer, used: Any) -> bool:
+    def mend(self, refusal: Refusal, answer: HttpAnswer, used: Any) -> bool:
         """Whether the same request has better chances now. Raises: Unavailable."""
         if refusal.status not in _FORBIDDEN:
             return False
@@ -150,7 +150,7 @@ class S3Objects:
         into: Sequence[memoryview] = (),
         payload: bytes = UNSIGNED,
         accepted: Sequence[int] = _OK,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request, repeated where the clock or the keys were to blame.
 
         `headers` are signed, `lines` are not.
@@ -206,7 +206,7 @@ class S3Objects:
         answer = self._request(b"GET", key, lines=(line,), accepted=_OF_RANGES)
         return self._in_range(answer, begin, end)
 
-    def _in_range(self, answer: Answer, begin: int, end: int | None) -> bytes:
+    def _in_range(self, answer: HttpAnswer, begin: int, end: int | None) -> bytes:
         """What the answer to a ranged GET has of it. Raises: Unavailable."""
         if answer.status == _NO_SUCH_RANGE:
             return b""

@@ -36,7 +36,7 @@ class Small(NamedTuple):
     piece: Slice
 
 
-class Packed(NamedTuple):
+class PackedSlices(NamedTuple):
     """A file, and where its bytes are in the segment."""
 
     was: Small
@@ -50,7 +50,7 @@ class Thin(NamedTuple):
     members: list[Ino]
 
 
-def pack(txn: Txn, segment: SliceId, members: Sequence[Packed]) -> list[Ino]:
+def pack(txn: Txn, segment: SliceId, members: Sequence[PackedSlices]) -> list[Ino]:
     """Give each of `members` its part of `segment`, unless it was changed; those that have it now.
 
     Where they would be fewer than two nothing is done, and the segment is the caller's to delete.
@@ -58,7 +58,7 @@ def pack(txn: Txn, segment: SliceId, members: Sequence[Packed]) -> list[Ino]:
     assert len(members) <= MEMBERS_MAX, len(members)
     assert len({each.was.ino for each in members}) == len(members), "a file has one first chunk"
     keys = [_key(each.was.ino) for each in members]
-    same: list[Packed] = []
+    same: list[PackedSlices] = []
     for each, key, value in zip(members, keys, txn.get_many(keys), strict=True):
         old, new = each.was.piece, each.piece
         assert (old.pos, old.length, new.id) == (new.pos, new.length, segment), each

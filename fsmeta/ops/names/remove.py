@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from fsmeta.ops.names.trash import put_away, still_there
 from fsmeta.rules import access, quota
-from fsmeta.rules.context import Env, Found, find, get_place, put_attr, require, touch_dir
+from fsmeta.rules.context import Env, FoundInode, find, get_place, put_attr, require, touch_dir
 from fsmeta.schema import inode, keys
 from fsmeta.schema.inode import Stable
 from fsmeta.schema.trash import TRASH_INO
@@ -50,7 +50,7 @@ def rmdir(txn: Txn, env: Env, parent: Ino, name: bytes) -> Attr:
     return drop_dir(txn, env, victim.attr, parent, name)
 
 
-def _find_victim(txn: Txn, env: Env, parent: Ino, name: bytes) -> Found:
+def _find_victim(txn: Txn, env: Env, parent: Ino, name: bytes) -> FoundInode:
     # first what is less often known: one request brings a name and its inode
     victim = find(txn, parent, name)
     directory, _ = get_place(txn, env, parent, name)

@@ -15,7 +15,7 @@ from fsmeta.ops.names.remove import drop_dir, drop_name, move_parent_count, requ
 from fsmeta.rules import access, quota
 from fsmeta.rules.context import (
     Env,
-    Found,
+    FoundInode,
     check_name,
     fetch,
     find,
@@ -38,7 +38,7 @@ WHITEOUT_MODE: Final = 0o020000  # a device 0/0 that nobody may open: overlayfs 
 _FLAGS: Final = (0, NOREPLACE, EXCHANGE, WHITEOUT, WHITEOUT | NOREPLACE)
 
 
-class Place(NamedTuple):
+class DentryLocation(NamedTuple):
     """A name in a directory."""
 
     parent: Ino
@@ -53,7 +53,12 @@ class Renamed(NamedTuple):
 
 
 def rename(
-    txn: Txn, env: Env, old: Place, new: Place, flags: int, whiteout: NewNode | None = None
+    txn: Txn,
+    env: Env,
+    old: DentryLocation,
+    new: DentryLocation,
+    flags: int,
+    whiteout: NewNode | None = None,
 ) -> Renamed:
     """Move the name `old` to `new`; what was there is replaced, or trades places (EXCHANGE).
 
@@ -100,7 +105,12 @@ def rename(
 
 
 def _require_no_loop(
-    txn: Txn, source: Found, target: Found | None, old: Place, new: Place, flags: int
+    txn: Txn,
+    source: FoundInode,
+    target: FoundInode | None,
+    old: DentryLocation,
+    new: DentryLocation,
+    flags: int,
 ) -> None:
     """Raises: EINVAL where a directory would come to lie under itself, ENOTEMPTY as Linux does."""
     if source.type is FileType.DIR and _is_under(txn, new.parent, source.attr.ino):
@@ -127,7 +137,12 @@ def _is_under(txn: Txn, directory: Ino, ancestor: Ino) -> bool:
 
 
 def _replace(
-    txn: Txn, env: Env, source: Found, target: Found | None, old: Place, new: Place
+    txn: Txn,
+    env: Env,
+    source: FoundInode,
+    target: FoundInode | None,
+    old: DentryLocation,
+    new: DentryLocation,
 ) -> Renamed:
     """What the old name leads to then is for the caller to say."""
     is_dir = source.type is FileType.DIR
@@ -154,7 +169,14 @@ def _replace(
     return Renamed(moved, replaced)
 
 
-def _exchange(txn: Txn, env: Env, source: Found, target: Found, old: Place, new: Place) -> Renamed:
+def _exchange(
+    txn: Txn,
+    env: Env,
+    source: FoundInode,
+    target: FoundInode,
+    old: DentryLocation,
+    new: DentryLocation,
+) -> Renamed:
     moved, counted = _move(txn, env, source, old, new)
     back, also = _move(txn, env, target, new, old)
     _recount(txn, env, (counted, also))
@@ -184,7 +206,9 @@ def _recount(txn: Txn, env: Env, moves: Iterable[_Counted | None]) -> None:
         quota.arrive(txn, env, each.attr, each.old, each.new)
 
 
-def _move(txn: Txn, env: Env, found: Found, old: Place, new: Place) -> tuple[Attr, _Counted | None]:
+def _move(
+    txn: Txn, env: Env, found: FoundInode, old: DentryLocation, new: DentryLocation
+) -> tuple[Attr, _Counted | None]:
     """Give the inode its new name; the old one is the caller's to delete or to give away.
 
     Returns its new attributes, and what is to be counted elsewhere.

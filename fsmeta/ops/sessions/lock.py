@@ -16,7 +16,7 @@ from fsmeta.errors import Conflict
 from fsmeta.rules import locks
 from fsmeta.rules.context import get_attr
 from fsmeta.schema import inode, keys as schema, locks as rows
-from fsmeta.schema.locks import Kind, Lock, Owner, Wait
+from fsmeta.schema.locks import Kind, LockRecord, LockWait, Owner
 from fsmeta.store.contract import Key
 from fsmeta.txn.txn import Txn
 from fsmeta.types import Attr, Ino, SessionId
@@ -25,7 +25,7 @@ RING_STEPS_MAX: Final = 32  # requests to follow who waits for whom; a longer ri
 ONE: Final = b"1"
 
 
-class Outcome(Enum):
+class LockOutcome(Enum):
     """What became of a request for a lock."""
 
     GRANTED = 1
@@ -38,16 +38,16 @@ class Ask(NamedTuple):
 
     ino: Ino
     kind: Kind
-    lock: Lock
+    lock: LockRecord
     ticket: int  # how its session calls the wait; 0: it does not wait
     waits_at: Collection[Ino] = ()  # where other threads of the owner may be waiting
     guess: bool = False  # suppose that nobody holds or awaits anything, until that proves wrong
 
 
-class Answer(NamedTuple):
+class LockAnswer(NamedTuple):
     """What became of it."""
 
-    outcome: Outcome
+    outcome: LockOutcome
     attr: Attr | None = None  # where granted: the file as those have left it who held the lock
     shared: bool = False  # other sessions have to do with this file's locks
     session: int = 0  # in whose name
@@ -71,7 +71,7 @@ class _State:
         found = {lock.owner.session for lock in self.held}
         return found | {wait.lock.owner.session for wait in self.queue}
 
-    def change(self, held: list[Lock], queue: list[Wait]) -> None:
+    def change(self, held: list[LockRecord], queue: list[LockWait]) -> None:
         """Let this be so, with what those who wait can have handed over to them."""
         before = self.sessions()
         holding, waiting, granted = locks.handed_over(held, queue)
@@ -100,7 +100,7 @@ class _State:
             self._txn.put(rows.grant_row(session), rows.place_field(self.ino, self.kind), ONE)
 
 
-def setlk(txn: Txn, ask: Ask, first: bool) -> Answer:
+def setlk(txn: Txn, ask: Ask, first: bool) -> LockAnswer:
     """Take a lock, or get in line for it; `first`: nothing has proved wrong yet.
 
     Raises: EDEADLK, ENOLCK, ESTALE.
@@ -122,7 +122,7 @@ def setlk(txn: Txn, ask: Ask, first: bool) -> Answer:
     shared = bool(state.sessions() - {me.session})
     mine = [lock for lock in state.held if lock.owner == me]
     if ask.kind is Kind.FLOCK and mine and mine[0].write == ask.lock.write:
-        return Answer(Outcome.GRANTED, attr, shared, me.session)
+        return LockAnswer(LockOutcome.GRANTED, attr, shared, me.session)
     held = state.held
     if ask.kind is Kind.FLOCK:  # what it had goes first, even if it can't have the other
         held = [lock for lock in held if lock.owner != me]
@@ -137,21 +137,21 @@ def setlk(txn: Txn, ask: Ask, first: bool) -> Answer:
     if not bars:
         state.note_place(me.session)
         state.change(locks.taken(held, ask.lock), state.queue)
-        return Answer(Outcome.GRANTED, attr, shared, me.session)
+        return LockAnswer(LockOutcome.GRANTED, attr, shared, me.session)
     if not ask.ticket:
         state.change(held, state.queue)
-        return Answer(Outcome.REFUSED, None, shared, me.session)
+        return LockAnswer(LockOutcome.REFUSED, None, shared, me.session)
     _enqueue(txn, ask, state, held, first)
     for key in keys:
         txn.overlook(*key)
-    return Answer(Outcome.QUEUED, None, shared, me.session)
+    return LockAnswer(LockOutcome.QUEUED, None, shared, me.session)
 
 
-def _enqueue(txn: Txn, ask: Ask, state: _State, held: list[Lock], first: bool) -> None:
+def _enqueue(txn: Txn, ask: Ask, state: _State, held: list[LockRecord], first: bool) -> None:
     """Get in line. Raises: ENOLCK."""
     if len(state.queue) >= rows.RECORDS_MAX:
         raise OSError(errno.ENOLCK, f"{len(state.queue)} wait for locks of inode {ask.ino}")
-    wait = Wait(ask.lock, ask.ticket)
+    wait = LockWait(ask.lock, ask.ticket)
     state.note_place(ask.lock.owner.session)
     if ask.kind is Kind.POSIX:
         field = rows.grant_row(ask.lock.owner.session), rows.waits_field(ask.lock.owner.id)
@@ -205,7 +205,9 @@ def _waiting(txn: Txn, owners: Sequence[Owner]) -> Mapping[Owner, list[Ino]]:
     return places
 
 
-def _holders_before(held: Iterable[Lock], queue: Iterable[Wait], want: Lock) -> set[Owner]:
+def _holders_before(
+    held: Iterable[LockRecord], queue: Iterable[LockWait], want: LockRecord
+) -> set[Owner]:
     """Who holds what `want` has to wait for, directly or behind others of the same queue."""
     held = list(held)
     found: set[Owner] = set()
@@ -243,7 +245,7 @@ def cancel(txn: Txn, ino: Ino, kind: Kind, session: SessionId, tickets: Sequence
     return {ticket for ticket, value in told.items() if value is not None}
 
 
-def getlk(txn: Txn, ino: Ino, want: Lock) -> Lock | None:
+def getlk(txn: Txn, ino: Ino, want: LockRecord) -> LockRecord | None:
     """What keeps `want` from being held, now."""
     state = _State(txn, ino, Kind.POSIX)
     return locks.first_bar(state.held, want)
@@ -296,7 +298,7 @@ def release_session(txn: Txn, session: SessionId, ino: Ino, kind: Kind) -> None:
         state.change(held, queue)
 
 
-def locks_of(txn: Txn, ino: Ino, kind: Kind) -> tuple[list[Lock], list[Wait]]:
+def locks_of(txn: Txn, ino: Ino, kind: Kind) -> tuple[list[LockRecord], list[LockWait]]:
     """Who holds locks of an inode, and who waits: for `check` and `status`."""
     state = _State(txn, ino, kind)
     return state.held, state.queue

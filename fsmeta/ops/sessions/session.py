@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from fsmeta.errors import Rewound
+from fsmeta.errors import StoreRolledBack
 from fsmeta.schema import keys as schema
 from fsmeta.schema.locks import Kind, grant_row, places_in
 from fsmeta.schema.sessions import SessionRecord, pack_session, unpack_session
@@ -62,7 +62,7 @@ def open_session(
     if ended is not None and is_proven is not None:
         proof = txn.get(schema.ENDED, schema.pack_u64(ended))
         if not is_proven(schema.session_row(ended), proof):
-            raise Rewound(
+            raise StoreRolledBack(
                 f"the store has gone back to an older state: it does not know that session {ended}"
                 " of this mount was ended, or not all that was stored in its name"
             )

@@ -15,7 +15,7 @@ from fsmeta.rules.settings import COUNTING, load_format
 from fsmeta.schema import inode, keys
 from fsmeta.schema.snapshot_inos import is_sealed
 from fsmeta.txn.txn import Txn
-from fsmeta.types import NO_PARENT, ROOT_CALLER, Attr, Ino, Usage
+from fsmeta.types import NO_PARENT, ROOT_CALLER, Attr, Ino, SpaceUsage
 
 # Checks and writes of one commit besides those of its first inode, which take what its depth takes:
 # a commit blocks Redis for some milliseconds.
@@ -30,7 +30,7 @@ def take(txn: Txn, epoch: int, inos: Sequence[Ino]) -> int:
     settings = load_format(txn)
     if settings.accounting != COUNTING or settings.epoch != epoch:
         return 0
-    env = Env(ROOT_CALLER, 0, Usage(0, 0), epoch, epoch)
+    env = Env(ROOT_CALLER, 0, SpaceUsage(0, 0), epoch, epoch)
     sums: dict[bytes, list[int]] = {}
     txn.get_many([key for ino in inos for key in inode.attr_keys(ino)])
     done, enough = 0, 0

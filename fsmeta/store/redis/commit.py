@@ -21,8 +21,8 @@ from fsmeta.errors import (
     LimitExceeded,
     NotEmpty,
     Outdated,
-    Rewound,
     StoreFull,
+    StoreRolledBack,
     Unavailable,
 )
 from fsmeta.store.contract import (
@@ -46,7 +46,7 @@ _SCRIPT: Final = Script(
 _GONE_BACK: Final = 4  # an answer of the script
 
 
-class Wait(NamedTuple):
+class ReplicaWait(NamedTuple):
     """`--redis-wait`: who has to have a commit before it is answered."""
 
     replicas: int
@@ -62,7 +62,12 @@ class RedisCommits:
     """Sends what one client commits."""
 
     def __init__(
-        self, main: Channel, plain: Channel, answers: Answers, prefix: bytes, wait: Wait | None
+        self,
+        main: Channel,
+        plain: Channel,
+        answers: Answers,
+        prefix: bytes,
+        wait: ReplicaWait | None,
     ) -> None:
         """`main` hears of changes, `plain` asks aside."""
         self._main = main
@@ -186,7 +191,7 @@ def _refusal(reply: int | bytes) -> Exception:
     if isinstance(reply, bytes):
         return LimitExceeded(reply.decode())
     if reply == _GONE_BACK:
-        return Rewound(
+        return StoreRolledBack(
             "redis: the data has gone back to an older state, without what this mount was told is"
             " stored (an old backup, a lost end of its log, a replica that lagged)"
         )

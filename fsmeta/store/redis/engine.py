@@ -33,13 +33,13 @@ from fsmeta.store.contract import (
     is_table,
 )
 from fsmeta.store.redis import snapshot
-from fsmeta.store.redis.commit import RedisCommits, Wait
+from fsmeta.store.redis.commit import RedisCommits, ReplicaWait
 from fsmeta.store.redis.connection import Channel, NotPermitted, RedisConnection
-from fsmeta.store.redis.invalidation import Tracking
-from fsmeta.store.redis.rollback import Answers, RedisHistory
+from fsmeta.store.redis.invalidation import InvalidationStream
+from fsmeta.store.redis.rollback import Answers, RedisRollbackDetector
 from fsmeta.store.redis.script import Script, as_msgpack, ask, ask_many, pack
 from fsmeta.store.redis.topology import ServerConnection, Servers
-from fsmeta.store.rollback import History
+from fsmeta.store.rollback import RollbackDetector
 from fsmeta.store.url import shown_url
 
 # KEYS: rows; ARGV[1]: msgpack of {row, field, field, …} for each. One flat list of values.
@@ -103,7 +103,7 @@ class RedisStore:
 
     name = "redis"
 
-    def __init__(self, url: str, runtime: Runtime, wait: Wait | None = None) -> None:
+    def __init__(self, url: str, runtime: Runtime, wait: ReplicaWait | None = None) -> None:
         """`wait`: how many replicas are to have a commit before it is answered.
 
         Raises: ConfigError where the URL is wrong or nothing answers there.
@@ -113,13 +113,13 @@ class RedisStore:
         self._servers = Servers(url)
         self._prefix = self._servers.prefix
         self._keyless = (self._prefix,) if self._prefix else ()  # for a script without rows
-        self._tracking: Tracking | None = None
+        self._tracking: InvalidationStream | None = None
         make, moved = self._servers.connection, self._servers.moved
         self._main = Channel(make, runtime, self._attach, moved)
         self._plain = Channel(make, runtime, on_moved=moved)  # tables, whole rows: none watches
         answers = Answers(runtime)
         replicas = 0 if wait is None else wait.replicas
-        self.history: History = RedisHistory(answers, self._ask_plainly, replicas)
+        self.history: RollbackDetector = RedisRollbackDetector(answers, self._ask_plainly, replicas)
         self._commits = RedisCommits(self._main, self._plain, answers, self._prefix, wait)
         try:
             self._ask_plainly(b"PING")
@@ -256,7 +256,7 @@ class RedisStore:
     def watch(self, listener: Listener) -> None:
         assert self._tracking is None, "watched already"
         make, lost = self._servers.connection, self._main.reset
-        self._tracking = Tracking(make, self._runtime, listener, lost, self._prefix)
+        self._tracking = InvalidationStream(make, self._runtime, listener, lost, self._prefix)
 
     def hear(self) -> None:
         if self._tracking is not None:

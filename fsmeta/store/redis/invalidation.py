@@ -48,7 +48,7 @@ _ROOM_AGAIN: Final = 0.6
 _TABLE_KEYS: Final = 1_000_000  # Redis's own default, where we may not ask
 
 
-class Tracking:
+class InvalidationStream:
     """Listens for invalidations; `attach` makes a connection's reads known to the server."""
 
     def __init__(

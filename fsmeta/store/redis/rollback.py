@@ -2,9 +2,9 @@
 
 A session's row has a field `n`: a token of the client whose session it is, and the highest sequence
 it has committed. Every commit carries the highest that was answered; the commit script refuses it
-where the row knows less (`Rewound`). Who ends a session keeps the field in the table of ended ones.
-
-`RedisHistory` is what others ask about it, and what they should know of how Redis is set up.
+where the row knows less (`StoreRolledBack`). Who ends a session keeps the field in the table of
+ended ones.  `RedisRollbackDetector` is what others ask about it, and what they should know of how
+Redis is set up.
 
 Called by `redis/engine`. Threading: any thread; `_lock` is a leaf.
 """
@@ -17,7 +17,7 @@ from typing import Any, Final
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.store.redis.topology import parse_info
-from fsmeta.store.rollback import History, Review
+from fsmeta.store.rollback import Review, RollbackDetector
 
 _SEQUENCE_BYTES: Final = 8
 _NOTHING: Final = bytes(_SEQUENCE_BYTES)
@@ -57,7 +57,7 @@ class Answers:
         return value[:-_SEQUENCE_BYTES] == self._token and value >= known
 
 
-class RedisHistory:
+class RedisRollbackDetector:
     """What a Redis says of its past and of how it keeps data."""
 
     def __init__(self, answers: Answers, ask: Callable[..., Any], replicas: int) -> None:
@@ -124,5 +124,5 @@ class RedisHistory:
 _KEEPS_ALL: Final = "noeviction"
 
 
-def _conforms(history: RedisHistory) -> History:
+def _conforms(history: RedisRollbackDetector) -> RollbackDetector:
     return history

@@ -106,7 +106,7 @@ def translate(error: Exception) -> StoreError:
     return Unavailable(f"tikv: {shown}")
 
 
-class TikvLink:
+class TikvClient:
     """One client's connection to a cluster."""
 
     def __init__(self, pds: Sequence[str], runtime: Runtime) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.store.contract import Key
-from fsmeta.store.tikv.client import TikvLink
+from fsmeta.store.tikv.client import TikvClient
 from fsmeta.store.tikv.escrow_counters import CLAIM_BYTES, bare, claim_of, with_claim
 from fsmeta.store.tikv.keys import KeySpace
 
@@ -47,10 +47,10 @@ class Claim:
         self.laid: set[Key] = set()
 
 
-class Claims:
+class CounterClaims:
     """Lays claims, lifts them, and knows which to respect."""
 
-    def __init__(self, link: TikvLink, space: KeySpace, runtime: Runtime) -> None:
+    def __init__(self, link: TikvClient, space: KeySpace, runtime: Runtime) -> None:
         self._link = link
         self._space = space
         self._runtime = runtime

@@ -32,7 +32,7 @@ from fsmeta.store.contract import (
     short_rows,
 )
 from fsmeta.store.rollback import STEADY
-from fsmeta.store.tikv.client import SCAN_MAX, Snapshot, TikvLink
+from fsmeta.store.tikv.client import SCAN_MAX, Snapshot, TikvClient
 from fsmeta.store.tikv.escrow_counters import FIELDS_MAX, folded, load, total
 from fsmeta.store.tikv.gc import DUMP_MAX_S, collect
 from fsmeta.store.tikv.group_commit import Committer
@@ -80,7 +80,7 @@ class TikvStore:
         """
         drivers, prefix = parse_url(url)
         self._space = KeySpace(prefix)
-        self._link = TikvLink(drivers, runtime)
+        self._link = TikvClient(drivers, runtime)
         self._clock = runtime.monotonic
         self._collects = collects
         self._committer = Committer(self._link, self._space, runtime)

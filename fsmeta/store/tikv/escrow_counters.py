@@ -35,7 +35,7 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from fsmeta.store.contract import Key, Record
-from fsmeta.store.tikv.client import SCAN_MAX, Snapshot, TikvLink
+from fsmeta.store.tikv.client import SCAN_MAX, Snapshot, TikvClient
 from fsmeta.store.tikv.keys import PARTS, KeySpace, counter_of, is_counter, is_sum
 
 SHARE: Final = 16  # of the room that is left one part takes this fraction at a time
@@ -141,7 +141,7 @@ def _owner(record: Record) -> Key:
 
 
 async def load(
-    link: TikvLink, space: KeySpace, reader: Snapshot, counters: Collection[Key]
+    link: TikvClient, space: KeySpace, reader: Snapshot, counters: Collection[Key]
 ) -> dict[Key, dict[bytes, bytes]]:
     """All that is stored of some counters, by field."""
     if len(counters) <= FEW:
@@ -157,7 +157,7 @@ async def load(
 
 
 async def _load_one(
-    link: TikvLink, space: KeySpace, reader: Snapshot, counter: Key
+    link: TikvClient, space: KeySpace, reader: Snapshot, counter: Key
 ) -> dict[bytes, bytes]:
     row, field = counter
     begin, skip = space.key(row, field), len(space.begin(row))
@@ -166,7 +166,7 @@ async def _load_one(
 
 
 async def _walk(
-    link: TikvLink, space: KeySpace, reader: Snapshot, row: bytes, fields: list[bytes]
+    link: TikvClient, space: KeySpace, reader: Snapshot, row: bytes, fields: list[bytes]
 ) -> dict[Key, dict[bytes, bytes]]:
     """The counters `fields` of one row, which are sorted, skipping what lies between pages."""
     found: dict[Key, dict[bytes, bytes]] = {(row, field): {} for field in fields}

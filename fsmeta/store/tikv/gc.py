@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from fsmeta.store.tikv.client import TikvLink
+from fsmeta.store.tikv.client import TikvClient
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def moment_before(timestamp: int, seconds: float) -> int:
     return max(0, timestamp - (int(seconds * 1000) << _PHYSICAL_AT))
 
 
-async def collect(link: TikvLink) -> bool:
+async def collect(link: TikvClient) -> bool:
     """Have values dropped that were replaced before KEEP_S; False where that is up to TiDB.
 
     Raises: StoreError.

@@ -36,11 +36,11 @@ from fsmeta.store.tikv.client import (
     SCAN_MAX,
     Locked,
     Snapshot,
-    TikvLink,
+    TikvClient,
     Transaction,
     WriteConflict,
 )
-from fsmeta.store.tikv.counter_claims import PATIENCE, Claim, Claimed, Claims
+from fsmeta.store.tikv.counter_claims import PATIENCE, Claim, Claimed, CounterClaims
 from fsmeta.store.tikv.escrow_counters import load
 from fsmeta.store.tikv.keys import PARTS, KeySpace, is_sum
 
@@ -102,11 +102,11 @@ def _touched(commit: Commit, tight: Container[Key]) -> frozenset[object]:
 class Committer:
     """Runs commits against one volume."""
 
-    def __init__(self, link: TikvLink, space: KeySpace, runtime: Runtime) -> None:
+    def __init__(self, link: TikvClient, space: KeySpace, runtime: Runtime) -> None:
         self._link = link
         self._space = space
         self._runtime = runtime
-        self._claims = Claims(link, space, runtime)
+        self._claims = CounterClaims(link, space, runtime)
         self._waiting: list[_Job] = []
         self._busy: set[object] = set()  # touched by transactions under way
         self._tasks: set[asyncio.Task[None]] = set()
@@ -255,7 +255,7 @@ class Committer:
         """Try once; why each commit was refused, or None.
 
         Raises: WriteConflict where others were faster, Claimed where they are to be, else as
-        `TikvLink.commit`.
+        `TikvClient.commit`.
         """
         transaction = await self._link.begin()
         try:
