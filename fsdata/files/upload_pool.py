@@ -100,11 +100,13 @@ class UploadPool:
         self._cond = runtime.condition()
         self._dirty: dict[Dirty, float] = {}  # guarded by _cond, as all below: not before when
         self._uploads = 0  # jobs queued and running
+        self._refused = False  # a writer waits for memory, and `push` left it to those jobs
         self._flow = Flow(threads, most) if most > threads else None
         self._threads = threads
         self._asleep = False  # the flusher waits without a timeout
         self._flusher: Thread | None = None
         self._closed = False
+        self._budget = budget
         budget.on_push(self.push)
 
     def submit(self, upload: Upload, size: int = 0) -> None:
@@ -120,6 +122,11 @@ class UploadPool:
         finally:
             with self._cond:
                 self._uploads -= 1
+                unmet = self._refused and not self._uploads
+                if unmet:
+                    self._refused = False
+            if unmet:  # a writer for which that was too little pushes again
+                self._budget.poke()
             took_s = self._runtime.monotonic() - begun
             if self._flow is not None and size >= WHOLE_BYTES and took_s > NONE_S:
                 self._adapt(self._flow, took_s)
@@ -182,6 +189,7 @@ class UploadPool:
         And commit it then: slices take memory until they are committed.
         """
         with self._cond:
+            self._refused = self._uploads > 0
             files = [] if self._uploads else list(self._dirty)
         for file in files:
             file.push()

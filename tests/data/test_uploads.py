@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from functools import partial
 
 import pytest
 
 from fsdata.files.upload_pool import FAR_UPLOADS, UPLOAD_THREADS, WHOLE_BYTES, Flow, UploadPool
-from fsdata.resources.memory_budget import MemoryBudget
+from fsdata.resources.memory_budget import BUFFER_BYTES, MemoryBudget
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.runtime import Runtime, SystemRuntime
 from tests.sim.harness import simulate
@@ -115,6 +116,52 @@ def test_a_pool_that_changes_its_size_loses_no_job(sizes: tuple[int, ...]) -> No
     way.most = 0
     pool.close()
     assert way.done == count == 300
+
+
+class Hoard:
+    """A dirty file that gives its memory back when it is pushed."""
+
+    pending_bytes = 0
+
+    def __init__(self, budget: MemoryBudget, size: int) -> None:
+        self._budget, self._size = budget, size
+        budget.reserve(size)
+
+    def due(self) -> float:
+        """Never by itself."""
+        return math.inf
+
+    def flush_idle(self, wait: bool = False) -> None:
+        """Everything was given back."""
+
+    def push(self) -> None:
+        """Give everything back, once."""
+        size, self._size = self._size, 0
+        self._budget.release(size)
+
+
+def test_a_writer_that_waits_pushes_again_when_the_uploads_have_ended() -> None:
+    """An upload under way was left to free memory, and freed none: the writer slept on."""
+    budget = MemoryBudget(RUNTIME)
+    pool = UploadPool(RUNTIME, budget)
+    pool.watch(Hoard(budget, BUFFER_BYTES))
+    uploading, waits, has_room = threading.Event(), threading.Event(), threading.Event()
+    pool.submit(lambda: _require(uploading.wait(60)))
+
+    def write() -> None:
+        budget.reserve(1, waits.set)
+        has_room.set()
+
+    writer = RUNTIME.spawn("writer", write)
+    assert waits.wait(60)  # it has pushed, in vain
+    uploading.set()
+    assert has_room.wait(60)
+    writer.join()
+    pool.close()
+
+
+def _require(true: bool) -> None:
+    assert true
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
