@@ -302,8 +302,8 @@ def test_a_row_that_is_there_stays() -> None:
 
 
 FULL = """
-from fsmeta.check.spill_table import Spill
-spill = Spill("CREATE TABLE t(id INTEGER PRIMARY KEY, what)", 64 << 10)
+from fsmeta.check.spill_table import SpillTable
+spill = SpillTable("CREATE TABLE t(id INTEGER PRIMARY KEY, what)", 64 << 10)
 try:
     for number in range(100_000):
         spill.add("t", number, b"x" * 100)
