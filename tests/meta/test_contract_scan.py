@@ -55,8 +55,9 @@ def test_a_huge_row_comes_in_pages(engine: Engine) -> None:
     store = engine.open()
     fields = FIELDS_TIKV if engine.name == "tikv" else FIELDS
     _fill(store, ROW, fields)
-    # in memory each page sorts the whole row
-    _scan_all(store, fields, SCAN_PAGE * (20 if engine.name == "mem" else 1))
+    # in memory each page sorts the whole row; a page of TiKV's test server takes seconds under load
+    limits = {"mem": SCAN_PAGE * 20, "tikv": SCAN_PAGE // 10}
+    _scan_all(store, fields, limits.get(engine.name, SCAN_PAGE))
     store.commit(change((DELETE_ROW, ROW)))
     assert store.scan(ROW).items == []
 
