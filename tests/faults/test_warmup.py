@@ -106,7 +106,8 @@ def read_right(root: Path) -> None:
 
 AS_NOBODY = """
 import os, sys
-from fsclient.cli import main, warmup_cmd
+from fsclient.cli import main
+from fsclient.cli.mount import warmup as warmup_cmd
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
