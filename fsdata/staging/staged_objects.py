@@ -381,9 +381,9 @@ class StagedObjects:
             again = error is not None and not staged.dropped
             self._jobs.landed(key, again, error is None)
             if not again:
-                del self._staged[key]
                 if lost and not staged.dropped:
-                    self._lost.add(key)
+                    self._lost.add(key)  # first: `is_stored` and `is_lost` take no lock
+                del self._staged[key]
             self._cond.notify_all()
             return again
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from fsdata.objects.contract import Buffer
 from fsdata.objects.mem import MemObjects
 from fsdata.staging import data_segments, journal
-from fsdata.staging.data_segments import SEGMENT_BYTES, DataSegments
+from fsdata.staging.data_segments import SEGMENT_BYTES, DataSegments, Staged
 from fsdata.staging.disk import DirectoryDisk
 from fsdata.staging.journal import Journal, recover
 from fsdata.staging.staged_objects import StagedObjects
@@ -309,6 +310,30 @@ def test_other_bytes_are_never_uploaded(disk: DirectoryDisk, log_watch: LogWatch
     assert staged.await_empty(RUNTIME.monotonic() + SOON_S)
     assert staged.is_lost("a/b")
     assert store.head("a/b") is None
+    staged.close()
+
+
+def test_a_lost_object_is_known_as_lost_once_it_counts_as_stored(
+    disk: DirectoryDisk, log_watch: LogWatch
+) -> None:
+    """In between, the publisher took it for stored: `complete` came after data that were lost."""
+    log_watch.expect("^ERROR fsdata.staging.staged_objects: object a/b is lost")
+    data = DataSegments(RUNTIME, disk)
+    spot = data.put([b"right"])
+    disk.write(disk.names()[0], spot.offset, [b"wrong"])
+    staged = StagedObjects(RUNTIME, MemObjects(RUNTIME), data)
+    known: list[bool] = []
+
+    class Watched(OrderedDict[str, Staged]):
+        def __delitem__(self, key: str) -> None:
+            super().__delitem__(key)
+            known.append(staged.is_lost(key))
+
+    staged._staged = staged._jobs._staged = Watched()
+    with staged._cond:
+        staged._enter("a/b", spot)
+    assert staged.await_empty(RUNTIME.monotonic() + SOON_S)
+    assert known == [True]
     staged.close()
 
 

@@ -216,7 +216,6 @@ def test_w2_others_were_faster(pair: Pair, log_watch: LogWatch) -> None:
     assert pair.mine.writeback.numbers()["staging_conflicts_total"] == 2
 
 
-@pytest.mark.xfail(reason="NOTES 2: on a busy machine `complete` was seen once", strict=False)
 def test_w2_what_is_lost_is_followed_by_nothing(pair: Pair, log_watch: LogWatch) -> None:
     """A staging disk that fails under a running mount takes a file with it."""
     log_watch.expect("^ERROR fsdata.staging.staged_objects: object .* is lost: .* other bytes")
