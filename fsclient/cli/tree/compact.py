@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from fsclient.cli.options.examples import examples
 from fsclient.cli.options.jobs import require_mount
 from fsclient.cli.options.options import complete_files
 from fsclient.cli.options.progress import ProgressLine
+from fsclient.cli.tree.report import report
 from fsclient.trees.compact import THREADS, compact as compact_paths
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
-
-_SHOWN_MAX = 20
 
 
 @click.command(
@@ -57,12 +54,5 @@ def compact(paths: tuple[str, ...], threads: int, as_json: bool) -> int:
         )
     finally:
         line.clear()
-    for each in done.failures[:_SHOWN_MAX] if not as_json else ():
-        click.echo(f"slicefs: {each.path}: {each.why}", err=True)
-    if as_json:
-        failures = [each._asdict() for each in done.failures]
-        click.echo(json.dumps({**done._asdict(), "paths": paths, "failures": failures}, indent=2))
-    else:
-        end = f", {done.failed} failures" if done.failed else ""
-        click.echo(f"{done.files} files, {done.compacted} of {done.chunks} chunks rewritten{end}")
-    return 1 if done.failed else 0
+    counts = f"{done.files} files, {done.compacted} of {done.chunks} chunks rewritten"
+    return report(done, paths, counts, as_json)
