@@ -367,6 +367,9 @@ class StagedStore:
             while not ended():
                 run = self.backlog.next_run(ready, most)
                 if run:
+                    for entry in run:
+                        if entry.laid is not None:
+                            self._accept.publishing(entry.sequence, entry.laid)
                     return run
                 self._cond.wait()
             return []
@@ -397,7 +400,7 @@ class StagedStore:
                 self.on_kept([slice_id for slice_id, _ in slices_of(entry.name, entry.args)], False)
                 if entry.laid is not None:
                     free = self._overlay.lift(entry.sequence, entry.laid)
-                    self._accept.changed(entry.laid.keys)
+                    self._accept.published(entry.sequence, entry.laid)
                     rows |= free & self._foreign
                     self._foreign -= free
                     if not as_meant:

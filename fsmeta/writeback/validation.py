@@ -31,7 +31,7 @@ from fsmeta.store.contract import (
     limit_field,
 )
 from fsmeta.txn.row_cache import MISSING, Mark, Missing, RowCache
-from fsmeta.writeback.overlay import Over, Overlay
+from fsmeta.writeback.overlay import Laid, Over, Overlay
 
 DISTURBED_S: Final = 0.05  # how long a commit waits for one that is in its way, then it runs anew
 _CHANGES_REMEMBERED: Final = 8192  # while one commit is validated; more disturb it
@@ -80,6 +80,16 @@ class Validation:
         self._cond = cond
         self._flying: dict[Key, int] = {}  # what commits that pass through now write
         self._changes = _Changes()
+        self._publishing: dict[int, Laid] = {}  # the store may have these; the overlay has them
+
+    def publishing(self, sequence: int, laid: Laid) -> None:
+        """An entry is being published, from now on; lock held."""
+        self._publishing[sequence] = laid
+
+    def published(self, sequence: int, laid: Laid) -> None:
+        """The store has an entry, and the overlay no more; lock held."""
+        self._publishing.pop(sequence, None)
+        self.changed(laid.keys)
 
     def mark(self) -> int:
         """The moment before the store is asked; lock held."""
@@ -234,10 +244,11 @@ class Validation:
             raise Conflict("what it relies on was changed meanwhile")
 
     def require_limits(self, commit: Commit, base: Base) -> None:
-        """Raises: LimitExceeded. The caller holds the lock.
+        """Raises: LimitExceeded, Conflict. The caller holds the lock.
 
         What was published since the store was asked is in neither of what it said and what is laid
-        over it now, but was laid over it then.
+        over it now, but was laid over it then. What is being published may be in both: where that
+        alone exceeds a limit, the commit waits for it and runs again.
         """
         for write in commit.writes:
             if write[0] not in (ADD, SHIFT):
@@ -249,8 +260,17 @@ class Validation:
                 continue
             if limit == BESIDE:
                 limit = base.get((row, limit_field(field))) or b"0"
-            if int(limit) and self._count((row, field), base) + delta > int(limit):
+            excess = self._count((row, field), base) + delta - int(limit) if int(limit) else 0
+            if 0 < excess <= self._counted_twice((row, field)):
+                self._cond.wait(DISTURBED_S)
+                raise Conflict("what is being published may be counted twice")
+            if excess > 0:
                 raise LimitExceeded(tag)
+
+    def _counted_twice(self, counter: Key) -> int:
+        """How much of a counter is being published: the store may have it already; lock held."""
+        sums = (laid.sums for laid in self._publishing.values())
+        return sum(delta for each in sums for key, delta in each if key == counter and delta > 0)
 
     def _count(self, key: Key, base: Base) -> int:
         """What a counter will be when all that is held back is published; lock held."""

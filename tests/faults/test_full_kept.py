@@ -70,11 +70,7 @@ def is_prefix(path: Path, seed: int = 1) -> bool:
     return found == content(seed, len(found))
 
 
-# what is being published can be counted twice, and less is accepted than fits: docs/NOTES.md
-_COUNTED_TWICE = pytest.mark.xfail(reason="NOTES: an entry may be counted twice", strict=False)
-
-
-@pytest.fixture(params=["", pytest.param("writeback", marks=_COUNTED_TWICE)])
+@pytest.fixture(params=["", "writeback"])
 def options(request: pytest.FixtureRequest, base: Path) -> Sequence[str]:
     """How a volume is mounted: without and with write-back."""
     return ("--writeback", "--cache-dir", str(base / "cache")) if request.param else ()

@@ -19,7 +19,8 @@ BYTES = 10_000
 # who leaves packs for a few seconds only, which on a busy machine is not enough for all
 _PATIENT = """
 import sys
-from fsclient import background, client
+from fsclient.background import background
+from fsclient.mount import client
 background.LEAVE_S = client.DRAIN_S = 60.0
 from fsclient.cli.main import main
 sys.argv[0] = "slicefs"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,10 @@ import pytest
 from fsmeta.admin import quota_admin
 from fsmeta.admin.quota_admin import QuotaLimits
 from fsmeta.rules import quota
+from fsmeta.store.contract import Commit
+from fsmeta.writeback.log_entry import LogEntry
+from fsmeta.writeback.staged_store import StagedStore
+from fsmeta.writeback.validation import Base
 from tests.posix.inproc import memory
 from tests.posix.test_writeback import Pair, new_pair, pair, wait_until, write
 
@@ -69,3 +76,51 @@ def test_q1_what_is_stored_between_two_looks_takes_room(tmp_path: Path) -> None:
             return free
 
         assert pair.mine._disks(look)() == free - staged
+
+
+def test_q1_what_is_being_published_is_not_counted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store had it and the overlay still had it: EDQUOT, though there was room."""
+    with new_pair(memory(), tmp_path / "staging") as pair:
+        _publish_slowly(pair, monkeypatch)
+
+
+def _publish_slowly(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.me.mkdir(b"/d/small")
+    pair.release()
+    _limit(pair, b"/d/small", 2)
+    pair.mine.meta.refresh_settings()
+    staged = pair.mine.meta.store
+    assert isinstance(staged, StagedStore)
+    applied, judged, go = threading.Event(), threading.Event(), threading.Event()
+    published, require = staged.published, staged._accept.require_limits
+
+    def publish_slowly(outcomes: Iterable[tuple[LogEntry, bool]]) -> None:
+        found = list(outcomes)
+        if any(entry.name == "create" and entry.args[1] == b"one" for entry, _ in found):
+            applied.set()
+            go.wait(60)
+        published(found)
+
+    def require_limits(commit: Commit, base: Base) -> None:
+        try:
+            require(commit, base)
+        finally:
+            judged.set()
+
+    pair.hold()
+    write(pair.me, b"/d/small/one", b"held")
+    monkeypatch.setattr(staged, "published", publish_slowly)
+    pair.gate.open.set()
+    assert applied.wait(60)
+    monkeypatch.setattr(staged._accept, "require_limits", require_limits)
+    with ThreadPoolExecutor(1) as threads:
+        made = threads.submit(write, pair.me, b"/d/small/two", b"")
+        try:
+            assert judged.wait(60)
+        finally:
+            go.set()
+        made.result(60)
+    pair.release()
+    assert _used(pair, b"/d/small") == 2
