@@ -9,10 +9,10 @@ from pathlib import Path
 # `_start_log` is what a mount's process does first
 LOGGING = """
 import logging, os, signal, sys, threading
-from types import SimpleNamespace
-from fsclient.mount import serve
+from fsclient.mount.logs import start_log
+from fsclient.observe.options import ObserveOptions
 
-serve._start_log(SimpleNamespace(log_file=sys.argv[1], debug=False))
+start_log(sys.argv[1], ObserveOptions(), False)
 log = logging.getLogger("fsclient.test")
 name = b"/d\\n2026-01-01 1 ERROR x: forged\\x1b[2J\\x9b\\xff"
 log.warning("quota of %s: full", os.fsdecode(name))

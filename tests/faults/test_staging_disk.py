@@ -121,7 +121,7 @@ def test_w2_a_disk_pulled_out_under_a_mount(disk: Disk, served: Volume) -> None:
     with open(mine.path / "next/shard", "wb") as file:  # a directory that has lost nothing
         file.write(b"x" * 300_000)
         os.fsync(file.fileno())
-    wait_until("what comes there is refused", 100, lambda: not _takes(mine.path / "step"))
+    wait_until("what comes there is refused", 250, lambda: not _takes(mine.path / "step"))
     watcher.stop()
     assert (other.path / "next/shard").read_bytes() == b"x" * 300_000
     whole, complete = writer.judge(other.path / "step")

@@ -49,4 +49,4 @@ def test_page_and_json(embedded: Volume) -> None:
     assert created["count"] == sum(created["buckets"].values()) == 1
     assert ask(port, "/metrics")[0] == 200
     assert mount.numbers()["sessions"] == 1
-    embedded.end()
+    embedded.end("quota of /dir: 91% full")
