@@ -27,7 +27,9 @@ def check_id(what: str, text: str) -> str:
     if not text:
         raise invalid(f"the {what} is missing")
     if len(text.encode()) > ID_BYTES_MAX or not text.isprintable():
-        raise invalid(f"the {what} {text[:40]!r} is no id: at most {ID_BYTES_MAX} printable bytes")
+        raise invalid(
+            f"the {what} {text[:40]!r} is not valid: at most {ID_BYTES_MAX} printable bytes"
+        )
     return text
 
 

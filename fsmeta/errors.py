@@ -1,31 +1,40 @@
 """The error tree. What users see is an `OSError` with an errno; the rest are the store's.
 
     OSError                   a POSIX answer: ENOENT, EEXIST, …; goes to the kernel as it is
+    └── ShowsObject           an attached file's bytes are not its own: copy them, then do it again
     StoreError                anything wrong below the verbs
     ├── Conflict              a commit's reads are no longer true: run the verb again
     ├── NotEmpty              a row that must be empty is not, everything else being true
     ├── Unavailable           the store can't be reached or answered "busy": nothing was applied
     │   └── Refused           the store does not take such a request, however often it is sent
     ├── Ambiguous             a commit was sent and its answer lost: send the same commit again
-    ├── Fenced                this client's session has been ended by others: it may not write
-    ├── Voided                a session that was ended has taken along what this relies on
+    ├── Fenced                another client has ended this client's session: it may not write
+    ├── Voided                what this relies on ended with a session that another client ended
     ├── Outdated              the volume's settings have changed: read them, run the verb again
-    ├── Rewound               the store has gone back behind what it answered: it may not write
+    ├── Rewound               the store went back to an older state: this client may not write
     ├── LimitExceeded         an `add` would pass its limit; carries which one
     ├── StoreFull             the store itself has no room
     ├── Corrupt               a stored value does not decode; carries the row and field
     ├── ObjectMissing         an object that metadata points to is gone
     └── ObjectDamaged         an object's bytes are not what was written
     ConfigError               bad input to a command: one line that names the thing and the remedy
-    └── NoVolume              nobody has made a volume there
+    └── NoVolume              there is no volume there
 
-Only `txn/retry` catches Conflict, Outdated and Ambiguous; only the kernel edge turns the others
-into errnos.
+Only `txn/retry` catches Conflict, Outdated and Ambiguous; only the kernel edge turns the other
+errors into errnos.
 """
 
 from __future__ import annotations
 
+import errno
 from typing import NamedTuple
+
+
+class ShowsObject(OSError):
+    """A verb would change the bytes of an attached file, which are an object's."""
+
+    def __init__(self, ino: int) -> None:
+        super().__init__(errno.EROFS, f"inode {ino} shows an object: copy its bytes first")
 
 
 class StoreError(Exception):
@@ -72,7 +81,7 @@ class Fenced(StoreError):
 
 
 class Voided(StoreError):
-    """It was begun in a session that others ended, and what it relies on may be gone since.
+    """It was begun in a session that another client ended; what it relies on may be gone since.
 
     That is the objects of a slice, which gc may have deleted, or what became of a commit, which
     the store has forgotten.

@@ -1,9 +1,10 @@
 """Latency histograms: how many requests took how long, by powers of two of microseconds.
 
 Bucket `n` counts requests that took less than 2^n µs and at least half of that; adding to one is an
-index and two sums. Called by whatever measures requests; `fsclient/observe` shows the readings.
+index and two sums. Called by components that measure requests; `fsclient/observe` shows the
+readings.
 
-Threading: a `Histogram` has one writer at a time, which its owner sees to; a reading may lag.
+Threading: the owner of a `Histogram` ensures one writer at a time; a reading may lag.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ BUCKETS: Final = 64  # 2^63 µs are 292,000 years: no index needs to be judged
 MICROSECONDS: Final = 1e6  # in a second
 
 
-class Reading(NamedTuple):
+class HistogramReading(NamedTuple):
     """What a histogram held at one moment."""
 
     buckets: tuple[int, ...]
@@ -28,13 +29,23 @@ class Reading(NamedTuple):
 
     def quantile(self, share: float) -> float:
         """Seconds within which `share` of the requests ended, rounded up to a bucket's bound."""
-        wanted = share * self.requests
-        seen = 0
+        return self.quantiles((share,))[0]
+
+    def quantiles(self, shares: Sequence[float]) -> list[float]:
+        """`quantile` of each of `shares`, which ascend, in one pass; zeros of no requests."""
+        found: list[float] = []
+        requests = sum(self.buckets)
+        if not requests:
+            return [0.0] * len(shares)
+        wanted, seen = shares[0] * requests, 0
         for index, count in enumerate(self.buckets):
             seen += count
-            if count and seen >= wanted:
-                return upper_bound(index)
-        return 0.0
+            while count and seen >= wanted:
+                found.append(upper_bound(index))
+                if len(found) == len(shares):
+                    return found
+                wanted = shares[len(found)] * requests
+        raise AssertionError("shares are at most 1")
 
 
 class Histogram:
@@ -51,9 +62,9 @@ class Histogram:
         self._buckets[int(seconds * MICROSECONDS).bit_length()] += count
         self._seconds += seconds * count
 
-    def reading(self) -> Reading:
+    def reading(self) -> HistogramReading:
         """What it holds now."""
-        return Reading(tuple(self._buckets), self._seconds)
+        return HistogramReading(tuple(self._buckets), self._seconds)
 
 
 def upper_bound(index: int) -> float:
@@ -61,7 +72,7 @@ def upper_bound(index: int) -> float:
     return float((1 << index) / MICROSECONDS)
 
 
-def summed(readings: Sequence[Reading]) -> Reading:
+def summed(readings: Sequence[HistogramReading]) -> HistogramReading:
     """All of them as one."""
     buckets = tuple(map(sum, zip(*(each.buckets for each in readings), strict=True)))
-    return Reading(buckets or (0,) * BUCKETS, sum(each.seconds for each in readings))
+    return HistogramReading(buckets or (0,) * BUCKETS, sum(each.seconds for each in readings))

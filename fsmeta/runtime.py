@@ -17,7 +17,7 @@ from typing import Final, Protocol, cast
 
 log = logging.getLogger(__name__)
 
-AGAIN_S: Final = 1.0  # until a thread that nobody can do without begins anew; then twice as long
+AGAIN_S: Final = 1.0  # until an indispensable thread begins anew; then twice as long
 AGAIN_MAX_S: Final = 60.0
 
 
@@ -36,7 +36,7 @@ class Lock(Protocol):
 
 
 class Condition(Protocol):
-    """A condition variable with its lock, its own or one that it shares with others."""
+    """A condition variable with a lock, its own or a shared one."""
 
     def wait(self, timeout: float | None = None) -> bool: ...
     def notify(self, n: int = 1) -> None: ...
@@ -67,7 +67,7 @@ class Thread(Protocol):
 
 
 class Waits(Protocol):
-    """Who wants to be told that threads wait."""
+    """A component that is called before threads wait."""
 
     def will_wait(self) -> None:
         """The calling thread is about to wait for something."""
@@ -79,7 +79,8 @@ class Waits(Protocol):
 class Runtime(Waits, Protocol):
     """Where time, chance and threads come from.
 
-    Its own waits (sleep, conditions, events) say so; who waits otherwise calls `will_wait` before.
+    Its own waits (sleep, conditions, events) report themselves; a thread that waits otherwise calls
+    `will_wait` before.
     """
 
     def tell(self, waits: Waits) -> None:
@@ -107,7 +108,7 @@ class Runtime(Waits, Protocol):
 
 
 class _Untold:
-    """Nobody wants to be told."""
+    """No component wants to know of waits."""
 
     def will_wait(self) -> None:
         pass
@@ -117,11 +118,25 @@ class _Untold:
 
 
 class _ToldCondition(threading.Condition):
-    """A condition whose waiters say so."""
+    """A condition that reports its waits.
+
+    `with` enters and leaves its lock itself, in C. In Python's own methods Ctrl-C can come right
+    behind taking the lock, or before it is given back; then no thread ever gets it again.
+    """
 
     def __init__(self, runtime: SystemRuntime, lock: Lock | None) -> None:
-        super().__init__(cast("threading.Lock", lock or threading.Lock()))
+        inner = cast("threading.Lock", lock or threading.Lock())
+        super().__init__(inner)
+        self._inner = inner
         self._runtime = runtime
+
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        return self._inner.__enter__
+
+    @property
+    def __exit__(self) -> Callable[..., None]:
+        return self._inner.__exit__
 
     def wait(self, timeout: float | None = None) -> bool:
         self._runtime.will_wait()
@@ -181,7 +196,7 @@ _CONFORMS: Callable[[], Runtime] = SystemRuntime
 def spawn_lasting(runtime: Runtime, name: str, body: Callable[[], None]) -> Thread:
     """Start a thread that a mount can't do without; it ends when `body` returns.
 
-    An error that nobody foresaw is logged, and `body` begins anew after a while.
+    An unforeseen error is logged, and `body` begins anew after a while.
     """
 
     def run() -> None:
@@ -190,7 +205,7 @@ def spawn_lasting(runtime: Runtime, name: str, body: Callable[[], None]) -> Thre
             try:
                 return body()
             except Exception:
-                log.exception("thread %s failed; it begins anew in %.0f s", name, pause_s)
+                log.exception("thread %s failed; it starts again in %.0f s", name, pause_s)
             runtime.sleep(pause_s)
             pause_s = min(AGAIN_MAX_S, 2 * pause_s)
 

@@ -1,7 +1,8 @@
-"""The arithmetic of a chunk's slices: what shows, and how much. No I/O.
+"""The arithmetic of a chunk's slices: which bytes are visible, and how many. No I/O.
 
-A chunk's slice list is in order of commit and a later slice hides earlier ones. Metadata needs the
-bytes covered, data the view itself, so this page belongs to both.
+A chunk's slice list is in order of commit and a later slice hides earlier ones. `fsmeta` needs the
+number of bytes covered, `fsdata` the view itself, so both use this module. What is reserved is
+covered, and for a reader it is a hole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fsmeta.types import Slice, SliceKind
 
 
 class Extent(NamedTuple):
-    """A visible range of a chunk; `slice` is None where it reads as zeros."""
+    """A visible range of a chunk; `slice` is None where it reads as zeros, reserved or not."""
 
     pos: int
     length: int
@@ -27,7 +28,14 @@ class Extent(NamedTuple):
         return self.pos + self.length
 
 
-class View:
+class ChunkRange(NamedTuple):
+    """Bytes of a chunk."""
+
+    begin: int
+    end: int
+
+
+class ChunkView:
     """What shows of a chunk while slices are laid over each other, oldest first.
 
     One more slice costs a search and the segments that it hides, however many there are. Not for
@@ -38,14 +46,14 @@ class View:
 
     def __init__(self, slices: Iterable[Slice] = ()) -> None:
         self._begins: list[int] = []  # of _parts
-        self._parts: list[Extent] = []  # data only: disjoint, sorted, neighbours joined
+        self._parts: list[Extent] = []  # what is covered: disjoint, sorted, neighbours joined
         self.end = 0  # of the furthest slice, holes included
-        self.used = 0  # bytes of data
+        self.used = 0  # bytes that are covered
         for piece in slices:
             self.lay(piece)
 
     def lay(self, piece: Slice) -> None:
-        """A further slice hides what lies beneath it."""
+        """A further slice hides what it covers."""
         begin, end = piece.pos, piece.pos + piece.length
         if begin == end:
             return
@@ -81,17 +89,54 @@ class View:
         begins[first:last] = [part.pos for part in shown]
 
     def between(self, begin: int, end: int) -> list[Extent]:
-        """The segments that touch `begin..end`, whole, and the holes between and before them."""
+        """The data that touch `begin..end`, in whole, and the holes between and before them."""
         first = bisect_right(self._begins, begin) - 1
         if first < 0 or self._parts[first].end <= begin:
             first += 1
         at = self._parts[first - 1].end if first else 0
         out: list[Extent] = []
         for part in self._parts[first : bisect_left(self._begins, end, first)]:
+            if part.slice is not None and part.slice.kind is SliceKind.RESERVED:
+                continue
             if part.pos > at:
                 out.append(Extent(at, part.pos - at, None, 0))
             out.append(part)
             at = part.end
+        return out
+
+    def uncovered(self, begin: int, end: int) -> list[ChunkRange]:
+        """The ranges of `begin..end` that nothing covers."""
+        out: list[ChunkRange] = []
+        for at, stop in self._covered():
+            if begin < min(at, end):
+                out.append(ChunkRange(begin, min(at, end)))
+            begin = max(begin, stop)
+        if begin < end:
+            out.append(ChunkRange(begin, end))
+        return out
+
+    def covered_ranges(self, reserved: bool = False) -> list[ChunkRange]:
+        """What is covered, whole ranges between holes; `reserved`: those with a part that is."""
+        found = [
+            part.pos
+            for part in self._parts
+            if part.slice is not None and part.slice.kind is SliceKind.RESERVED
+        ]
+        if reserved and not found:
+            return []
+        return [
+            each
+            for each in self._covered()
+            if not reserved or bisect_left(found, each.end) > bisect_left(found, each.begin)
+        ]
+
+    def _covered(self) -> list[ChunkRange]:
+        out: list[ChunkRange] = []
+        for part in self._parts:
+            if out and out[-1].end == part.pos:
+                out[-1] = ChunkRange(out[-1].begin, part.end)
+            else:
+                out.append(ChunkRange(part.pos, part.end))
         return out
 
     def segments(self) -> list[Extent]:
@@ -107,10 +152,10 @@ def resolve(slices: Sequence[Slice]) -> list[Extent]:
     """The chunk as a reader sees it: contiguous segments from 0 to the furthest slice's end."""
     if len(slices) == 1 and slices[0].pos == 0 < slices[0].length:  # as most files are
         only = slices[0]
-        if only.kind is SliceKind.HOLE:
+        if not only.stored:
             return [Extent(0, only.length, None, 0)]
         return [Extent(0, only.length, only, only.off)]
-    return View(slices).segments()
+    return ChunkView(slices).segments()
 
 
 def _from(part: Extent, begin: int) -> Extent:
@@ -143,10 +188,18 @@ def _source(piece: Slice) -> tuple[int, int, int]:
 
 
 def covered(slices: Sequence[Slice]) -> int:
-    """Bytes of the chunk that hold data; holes do not count (`st_blocks`)."""
+    """Bytes of the chunk that hold data or are reserved; holes do not count (`st_blocks`)."""
     if len(slices) == 1:
         return 0 if slices[0].kind is SliceKind.HOLE else slices[0].length
-    return View(slices).used
+    return ChunkView(slices).used
+
+
+def reserved_end(slices: Sequence[Slice]) -> int:
+    """Where in the chunk the last range ends that is covered and has a part reserved; or 0."""
+    if all(piece.kind is not SliceKind.RESERVED for piece in slices):
+        return 0
+    ranges = ChunkView(slices).covered_ranges(reserved=True)
+    return ranges[-1].end if ranges else 0
 
 
 def growth(old: Sequence[Slice], piece: Slice) -> int:

@@ -1,13 +1,14 @@
-"""The words of SliceFS: ids, records and flags that every layer shares.
+"""The types of SliceFS: ids, records and flags that every layer shares.
 
-Called by everyone; imports nothing of the project. All records are immutable, so they pass between
-threads without locks. Times are nanoseconds since the epoch, sizes and offsets bytes, names and
-symlink targets bytes.
+Used by all packages; imports nothing of the project. All records are immutable, so they pass
+between threads without locks. Times are in nanoseconds since the epoch, sizes and offsets in bytes;
+names and symlink targets are `bytes`.
 """
 
 from __future__ import annotations
 
 import stat
+from collections.abc import Collection
 from enum import IntEnum
 from typing import Final, NamedTuple, NewType
 
@@ -32,6 +33,8 @@ FLAG_NOATIME = 0x80  # +A; reading never moves atime
 FLAGS_FIXED = FLAG_IMMUTABLE | FLAG_APPEND  # what only root changes
 FLAGS_INHERITED = FLAG_NODUMP | FLAG_NOATIME
 FLAGS = FLAGS_FIXED | FLAGS_INHERITED  # those of tmpfs
+FLAG_ATTACHED = 0x1000  # a file that shows an object of a bucket; chattr never sees it
+FLAG_BEYOND = 0x2000  # a file that may have space reserved beyond its end; nor this
 SNAPSHOTS_SHIFT = 16  # a directory's flags count its snapshots from this bit on; never shown
 
 CHUNK_BYTES = 64 << 20  # of a file; the unit in which slices are listed
@@ -44,7 +47,22 @@ SPACE_UNIT_BYTES = 4096  # allocated space is counted in these
 
 def is_name(name: bytes) -> bool:
     """Whether a directory can have a name like this: `.` and `..` are none."""
-    return 0 < len(name) <= NAME_MAX and name not in (b".", b"..") and not {*b"/\0"} & {*name}
+    if b"/" in name or b"\0" in name:
+        return False
+    return 0 < len(name) <= NAME_MAX and name not in (b".", b"..")
+
+
+class AttachedObject(NamedTuple):
+    """The object of an S3 bucket that a file shows, as it was at a moment. Nothing is secret.
+
+    Or the file of a directory of the host: `fsdata/attached/directory`.
+    """
+
+    endpoint: str  # http(s)://host[:port]; empty: as the client's environment says; or file://
+    region: str  # the same
+    bucket: str
+    key: str
+    etag: str  # without quotes
 
 
 class FileType(IntEnum):
@@ -119,17 +137,32 @@ def space_room(attr: Attr, left: float) -> int:
 
 
 class Caller(NamedTuple):
-    """Who asks. `checked`: the kernel has judged the mode bits (default_permissions)."""
+    """A caller. `checked`: the kernel has checked the mode bits (default_permissions)."""
 
     uid: int
     gid: int
-    groups: tuple[int, ...] = ()
+    groups: Collection[int] = ()
     pid: int = 0
     checked: bool = False
 
     def in_group(self, gid: int) -> bool:
         """Whether `gid` is one of the caller's groups."""
         return gid == self.gid or gid in self.groups
+
+    def is_stranger(self, gid: int) -> bool:
+        """Whether the caller is known not to be in a group; no `checked` one is."""
+        return not self.checked and self.uid != 0 and not self.in_group(gid)
+
+
+class JudgedCaller(Caller):
+    """A caller whose request was allowed without the kernel: nothing is checked again, and its
+    groups are known."""
+
+    __slots__ = ()
+
+    def is_stranger(self, gid: int) -> bool:
+        """As of a caller that the kernel has not checked."""
+        return self.uid != 0 and not self.in_group(gid)
 
 
 ROOT_CALLER = Caller(0, 0)
@@ -165,6 +198,7 @@ class SliceKind(IntEnum):
     HOLE = 0  # reads as zeros; what truncate(2) leaves behind
     BLOCKS = 1  # a slice of its own: objects of one block each
     SEGMENT = 2  # a part of a block in which small files of many inodes lie
+    RESERVED = 3  # reads as zeros and counts as covered; what fallocate(2) leaves behind
 
 
 class Slice(NamedTuple):
@@ -176,6 +210,11 @@ class Slice(NamedTuple):
     off: int  # where in the slice this range begins
     length: int
     kind: SliceKind = SliceKind.BLOCKS
+
+    @property
+    def stored(self) -> bool:
+        """Whether it has bytes in the store, which `id` names."""
+        return self.kind is not SliceKind.HOLE and self.kind is not SliceKind.RESERVED
 
     @property
     def end(self) -> int:

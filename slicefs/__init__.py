@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from slicefs.client.client import Client
+    from slicefs.lifecycle.attach import attach
     from slicefs.stores.opening import open_tree
 
-__all__ = ["Client", "open_tree"]
-_HOMES: Final = {"Client": "client.client", "open_tree": "stores.opening"}
+__all__ = ["Client", "attach", "open_tree"]
+_HOMES: Final = {
+    "Client": "client.client",
+    "attach": "lifecycle.attach",
+    "open_tree": "stores.opening",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,10 @@
     fsspec.open("slicefs://VOLUME/path")                     the volume's URL as `Client` finds it
     fsspec.filesystem("slicefs", url="redis://host/1")       a volume by its metadata URL
 
-Paths are absolute in the volume. A file written with mode `wb` appears whole when it is closed, or
-with its transaction. Options but `url`, `volume` and `auto_mkdir` are those of `Client`.
+Paths are absolute in the volume: `/path`. Those of a URL keep its volume, as `VOLUME:/path`, and
+so do the names that are listed below them: Hugging Face `datasets` puts `slicefs://` before such
+names, and opens them in another process. A file written with mode `wb` appears whole when it is
+closed, or with its transaction. Options but `url`, `volume` and `auto_mkdir` are those of `Client`.
 
 Threading: any method from any thread; an instance pickles to its options.
 """
@@ -13,20 +15,26 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from fsspec.spec import AbstractFileSystem
-from fsspec.utils import isfilelike, stringify_path
+try:
+    from fsspec.spec import AbstractFileSystem
+    from fsspec.utils import isfilelike, stringify_path
+except ModuleNotFoundError as missing:
+    raise ImportError("slicefs.fsspec needs fsspec: pip install 'slicefs[train]'") from missing
 
 from fsmeta.errors import ConfigError
 from slicefs.client.client import Client
 from slicefs.client.names import DirEntry
 from slicefs.client.ranges import MAX_GAP_BYTES, WHOLE, Item
+from slicefs.client.volumes import snapshot_path
 
 COPY_BYTES: Final = 8 << 20
 _PREFIX: Final = "slicefs://"
+_NAMED: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*):(?:/|\Z)")  # VOLUME:/path
 _TYPES: Final = {0o040000: "directory", 0o100000: "file"}
 
 
@@ -41,38 +49,52 @@ class SliceFSFileSystem(AbstractFileSystem):
         url: str | None = None,
         volume: str | None = None,
         auto_mkdir: bool = True,
+        of_url: str | None = None,
         **options: Any,
     ) -> None:
-        """`auto_mkdir`: writing a file makes the directories above it. Raises: ConfigError."""
+        """`auto_mkdir`: writing a file makes the directories above it. `of_url` is the volume that
+        a URL names: fsspec allows no option twice, and `volume` may be given beside the URL.
+
+        Raises: ConfigError.
+        """
         known = {name: options.pop(name) for name in _OF_FSSPEC if name in options}
         super().__init__(**known)
-        if not url and not volume:
+        if volume and of_url and volume != of_url:
+            raise ConfigError(f"fsspec slicefs: {_PREFIX}{of_url} is not in volume {volume}")
+        self.volume = volume or of_url or ""
+        if not url and not self.volume:
             raise ConfigError("fsspec slicefs: name the volume: slicefs://VOLUME/path, or url=…")
-        self.volume = volume or ""
         self.auto_mkdir = auto_mkdir
-        self.client = Client(url or f"{_PREFIX}{volume}", **options)
+        self.client = Client(url or f"{_PREFIX}{self.volume}", **options)
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(each) for each in path]
-        text = stringify_path(path)
-        if text.startswith(_PREFIX):
-            text = "/" + text.removeprefix(_PREFIX).partition("/")[2]
-        elif text.startswith("slicefs:"):
-            text = text.removeprefix("slicefs:")
-        return "/" + text.strip("/")
+        volume, below = _split(stringify_path(path))
+        return f"{volume}:{below}" if volume else below
+
+    @classmethod
+    def _parent(cls, path: Any) -> str:
+        volume, below = _split(stringify_path(path))
+        above = below.rpartition("/")[0] or "/"
+        return f"{volume}:{above}" if volume else above
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
-        if not path.startswith(_PREFIX):
-            return {}
-        volume = path.removeprefix(_PREFIX).partition("/")[0]
-        return {"volume": volume} if volume else {}
+        volume = _split(path)[0]
+        return {"of_url": volume} if volume else {}
 
     def unstrip_protocol(self, name: str) -> str:
         """The URL of a path."""
-        return f"{_PREFIX}{self.volume}{self._strip_protocol(name)}"
+        return f"{_PREFIX}{self.volume}{self._at(name)}"
+
+    def _at(self, path: Any) -> str:
+        """A path in the volume. Raises: ConfigError for one in another volume."""
+        volume, below = _split(stringify_path(path))
+        if volume and self.volume and volume != self.volume:
+            raise ConfigError(f"{path}: this file system is of volume {self.volume}")
+        return below
 
     @property
     def fsid(self) -> str:
@@ -84,11 +106,11 @@ class SliceFSFileSystem(AbstractFileSystem):
     def ls(self, path: str, detail: bool = True, **more: Any) -> list[Any]:
         """Names in a directory, or the file itself."""
         del more
-        at = self._strip_protocol(path)
+        above = self._strip_protocol(path).rstrip("/")
         try:
-            found = [_info(f"{at.rstrip('/')}/{entry.name}", entry) for entry in self._scan(at)]
+            found = [_info(f"{above}/{entry.name}", entry) for entry in self._scan(self._at(path))]
         except NotADirectoryError:
-            found = [self.info(at)]
+            found = [self.info(path)]
         return found if detail else [each["name"] for each in found]
 
     def _scan(self, path: str) -> Iterator[DirEntry]:
@@ -102,18 +124,18 @@ class SliceFSFileSystem(AbstractFileSystem):
     def info(self, path: str, **more: Any) -> dict[str, Any]:
         """Size, type and attributes. Raises: FileNotFoundError."""
         del more
-        at = self._strip_protocol(path)
-        return _described(at, self.client.stat(at), self.client.lstat(at))
+        at = self._at(path)
+        return _described(self._strip_protocol(path), self.client.stat(at), self.client.lstat(at))
 
     def exists(self, path: str, **more: Any) -> bool:
         """Whether a path leads anywhere."""
         del more
-        return self.client.exists(self._strip_protocol(path))
+        return self.client.exists(self._at(path))
 
     def mkdir(self, path: str, create_parents: bool = True, **more: Any) -> None:
         """Make a directory. Raises: FileExistsError."""
         del more
-        at = self._strip_protocol(path)
+        at = self._at(path)
         if create_parents:
             self.client.makedirs(at)
         else:
@@ -121,7 +143,7 @@ class SliceFSFileSystem(AbstractFileSystem):
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Make a directory and those above."""
-        at = self._strip_protocol(path)
+        at = self._at(path)
         if at == "/":
             if not exist_ok:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), at)
@@ -130,16 +152,16 @@ class SliceFSFileSystem(AbstractFileSystem):
 
     def rmdir(self, path: str) -> None:
         """Remove an empty directory."""
-        self.client.rmdir(self._strip_protocol(path))
+        self.client.rmdir(self._at(path))
 
     def rm_file(self, path: str) -> None:
         """Remove a file."""
-        self.client.remove(self._strip_protocol(path))
+        self.client.remove(self._at(path))
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Remove files; `recursive`: directories with all that is below."""
         for each in path if isinstance(path, list) else [path]:
-            at = self._strip_protocol(each)
+            at = self._at(each)
             if any(mark in at for mark in "*?[") and not self.client.exists(at):
                 super().rm(at, recursive=recursive, maxdepth=maxdepth)
             elif self.client.lstat(at).st_mode & 0o170000 != 0o040000:
@@ -152,14 +174,14 @@ class SliceFSFileSystem(AbstractFileSystem):
     def mv(self, path1: str, path2: str, *args: Any, **more: Any) -> None:
         """Move a file or directory, in one step."""
         del args, more
-        old, new = self._strip_protocol(path1), self._strip_protocol(path2)
+        old, new = self._at(path1), self._at(path2)
         self._make_above(new)
         self.client.rename(old, new)
 
     def cp_file(self, path1: str, path2: str, **more: Any) -> None:
         """Copy a file, or make a directory."""
         del more
-        old, new = self._strip_protocol(path1), self._strip_protocol(path2)
+        old, new = self._at(path1), self._at(path2)
         if self.isdir(old):
             self.makedirs(new, exist_ok=True)
             return
@@ -178,7 +200,7 @@ class SliceFSFileSystem(AbstractFileSystem):
     def touch(self, path: str, truncate: bool = True, **more: Any) -> None:
         """Make a file, or set its times; `truncate` empties it."""
         del more
-        at = self._strip_protocol(path)
+        at = self._at(path)
         self._make_above(at)
         with self.client.open(at, "wb" if truncate else "ab"):
             pass
@@ -201,7 +223,7 @@ class SliceFSFileSystem(AbstractFileSystem):
         **more: Any,
     ) -> Any:
         del block_size, cache_options, more
-        at = self._strip_protocol(path)
+        at = self._at(path)
         if mode != "rb":
             self._make_above(at)
         if mode != "wb":
@@ -212,7 +234,7 @@ class SliceFSFileSystem(AbstractFileSystem):
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **more: Any) -> None:
         """Write a file, whole or not at all. Raises: FileExistsError with mode `create`."""
         del more
-        at = self._strip_protocol(path)
+        at = self._at(path)
         if mode == "create" and self.client.exists(at):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), at)
         with self.open(at, "wb") as file:
@@ -223,7 +245,7 @@ class SliceFSFileSystem(AbstractFileSystem):
     ) -> bytes:
         """Bytes of a file; negative positions count from its end."""
         del more
-        at = self._strip_protocol(path)
+        at = self._at(path)
         if min(start or 0, end or 0) < 0:
             size = self.client.stat(at).st_size
             start, end = _from_end(start, size), _from_end(end, size)
@@ -236,7 +258,7 @@ class SliceFSFileSystem(AbstractFileSystem):
         if len(paths) < 2 or on_error != "raise":
             return super().cat(path, recursive=recursive, on_error=on_error, **more)
         wanted = [each for each in paths if not recursive or self.isfile(each)]
-        found = self.client.read_many(wanted)
+        found = self.client.read_many([self._at(each) for each in wanted])
         return {each: bytes(data) for each, data in zip(wanted, found, strict=True)}
 
     def cat_ranges(
@@ -258,7 +280,7 @@ class SliceFSFileSystem(AbstractFileSystem):
         ranges = list(zip(paths, begins, stops, strict=True))
         if all((begin or 0) >= 0 and (stop or 0) >= 0 for _, begin, stop in ranges):
             items: list[Item] = [
-                (self._strip_protocol(path), begin or 0, WHOLE if stop is None else stop)
+                (self._at(path), begin or 0, WHOLE if stop is None else stop)
                 for path, begin, stop in ranges
             ]
             gap = MAX_GAP_BYTES if max_gap is None else max_gap
@@ -272,7 +294,7 @@ class SliceFSFileSystem(AbstractFileSystem):
     def get_file(self, rpath: str, lpath: Any, callback: Any = None, **more: Any) -> None:
         """Copy a file to this host; what is there of it after an error is removed."""
         del callback, more
-        at = self._strip_protocol(rpath)
+        at = self._at(rpath)
         if isfilelike(lpath):
             self._pour(at, lpath)
         elif self.isdir(at):
@@ -327,6 +349,17 @@ class _Deferred:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The volume that a URL or a path names, or "", and the absolute path in it."""
+    if text.startswith(_PREFIX):
+        volume, _, below = text.removeprefix(_PREFIX).partition("/")
+        return volume.removesuffix(":"), "/" + snapshot_path(below).strip("/")
+    found = _NAMED.match(text)
+    if found is None:
+        return "", "/" + text.strip("/")
+    return found[1], "/" + text[found.end() :].strip("/")
 
 
 def _info(path: str, entry: DirEntry) -> dict[str, Any]:

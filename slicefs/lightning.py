@@ -12,16 +12,21 @@ import posixpath
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_map_only
-
 from fsmeta.runtime import Runtime, SystemRuntime, Thread
 from slicefs.checkpoint.files import Checkpoint
 
 try:
+    import torch
+    from torch.utils._pytree import tree_map_only
+except ModuleNotFoundError as missing:
+    raise ImportError("slicefs.lightning needs torch: pip install torch lightning") from missing
+try:
     from lightning.fabric.plugins import CheckpointIO
 except ImportError:
-    from lightning_fabric.plugins import CheckpointIO
+    try:
+        from lightning_fabric.plugins import CheckpointIO
+    except ModuleNotFoundError as missing:
+        raise ImportError("slicefs.lightning needs Lightning: pip install lightning") from missing
 
 Opener = Callable[[str], Checkpoint]
 
@@ -31,6 +36,7 @@ class LightningCheckpoint(CheckpointIO):
 
     def __init__(self, opener: Opener = Checkpoint) -> None:
         self._opener = opener
+        self._places: dict[str, Checkpoint] = {}  # by folder, until `teardown`
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -68,7 +74,15 @@ class LightningCheckpoint(CheckpointIO):
 
     def _place(self, path: str | os.PathLike[str]) -> tuple[Checkpoint, str]:
         folder, name = posixpath.split(os.fspath(path).rstrip("/"))
-        return self._opener(folder or "."), name
+        place = self._places.get(folder)
+        if place is None:
+            place = self._places.setdefault(folder, self._opener(folder or "."))
+        return place, name
+
+    def teardown(self) -> None:
+        """Let go of connections; the trainer calls it at its end."""
+        while self._places:
+            self._places.popitem()[1].close()
 
 
 class AsyncLightningCheckpoint(LightningCheckpoint):
@@ -121,5 +135,8 @@ class AsyncLightningCheckpoint(LightningCheckpoint):
             raise error
 
     def teardown(self) -> None:
-        """As `wait`; the trainer calls it at its end."""
-        self.wait()
+        """As `wait`, and let go of connections; the trainer calls it at its end."""
+        try:
+            self.wait()
+        finally:
+            super().teardown()

@@ -21,15 +21,32 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.benchlib import caches, ceph, delay, disk, machine, redis, results, s3
+from tools.benchlib import (
+    caches,
+    ceph,
+    checks,
+    clean,
+    csi,
+    delay,
+    disk,
+    machine,
+    redis,
+    results,
+    s3,
+    sync,
+    train,
+    train_memory,
+)
 from tools.benchlib.checkpoint import checkpoint, markers, writing_back
+from tools.benchlib.epochs import epochs
+from tools.benchlib.passed import passed
 from tools.benchlib.pieces import pieces
 from tools.benchlib.profile import SUFFIXES, Profiler
 from tools.benchlib.s3 import S3
 from tools.benchlib.scale import crowd, sizes
 from tools.benchlib.small import smallfiles
-from tools.benchlib.systems import JUICEFS, RCLONE, SLICEFS, System, adjusted
-from tools.benchlib.volume import Volume, bucket_of, mounted
+from tools.benchlib.systems import JUICEFS, RCLONE, SLICEFS, System, adjusted, polling
+from tools.benchlib.volume import BenchVolume, bucket_of, mounted
 from tools.benchlib.workloads import WORKLOADS, Options
 
 ALL = ("meta", "bigfile", "smallfiles")
@@ -41,9 +58,19 @@ CHOICES = {
     "pieces": pieces,
     "cache": caches.cache,
     "records": caches.records,
+    "epochs": epochs,
+    "passed": passed,
     "lmdb": caches.lmdb,
     "checkpoint": checkpoint,
     "markers": markers,
+}
+PROGRAMS = {  # with options of their own
+    "checks": checks.main,
+    "clean": clean.main,
+    "csi": csi.main,
+    "sync": sync.main,
+    "train": train.main,
+    "train-memory": train_memory.main,
 }
 GROUPS = {"all": ALL, "scale": ("crowd", "sizes")}
 STORES = ("file", "s3", "radosgw", "rados")
@@ -121,6 +148,9 @@ def chosen_systems(arguments: argparse.Namespace) -> list[System]:
     options = (arguments.format_options, arguments.mount_options + cache)
     ours = adjusted(SLICEFS, arguments.slicefs, *options)
     systems = _chosen(arguments, ours)
+    if arguments.workload == "meta" and "--idle-poll" not in arguments.mount_options:
+        both = [polling(ours, "never", ours.name, 1), polling(ours, "auto", "slicefs-auto", 5)]
+        systems = [each for one in systems for each in (both if one is ours else [one])]
     waits = arguments.workload not in WRITING_BACK and not arguments.writeback
     return systems if waits else [*map(writing_back, systems)]
 
@@ -225,7 +255,7 @@ def _measure_one(
     profiler = None
     if arguments.profile and system.name == SLICEFS.name:
         profiler = Profiler(arguments.profile, workload, arguments.profile_format)
-    with Volume(system, workspace, url, bucket, profiler, held) as volume:
+    with BenchVolume(system, workspace, url, bucket, profiler, held) as volume:
         for metric in CHOICES[workload](volume, options):
             found.add(workload, system.name, metric)
 
@@ -247,6 +277,8 @@ def _write_json(
 
 def main(words: Sequence[str]) -> int:
     """Measure, print the table, write the JSON; 1 if a system failed."""
+    if words and words[0] in PROGRAMS:
+        return PROGRAMS[words[0]](words[1:])
     arguments = _parsed(words)
     systems = chosen_systems(arguments)
     directory = chosen_directory(arguments)
@@ -259,6 +291,7 @@ def main(words: Sequence[str]) -> int:
     }
     workspace = Path(tempfile.mkdtemp(prefix="slicefs-bench-", dir=directory))
     failed = False
+    before = machine.stolen_ticks()
     try:
         found = measure(arguments, systems, workspace)
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
@@ -275,6 +308,9 @@ def main(words: Sequence[str]) -> int:
     print(f"store, cache and metadata in {directory}; medians of {arguments.repeat}")
     for key, value in facts["machine"].items() if isinstance(facts["machine"], dict) else ():
         print(f"  {key}: {value}")
+    now = machine.stolen_ticks()
+    share = (now[0] - before[0]) / max(1, now[1] - before[1])
+    print(f"  stolen meanwhile: {100 * share:.1f} % of processor time")
     peers = [system.name for system in systems if system.name != SLICEFS.name]
     print(results.table(found.rows, SLICEFS.name, peers))
     if arguments.json:

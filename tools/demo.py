@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 
 from tools.demolib import debian, steps
-from tools.demolib.sources import NoSource, Source, part, sources
+from tools.demolib.sources import NoSource, SourceArchive, part, sources
 from tools.demolib.trees import Differs
-from tools.demolib.volume import Volume
+from tools.demolib.volume import DemoVolume
 
 LOG_LINES_MAX = 5  # shown where a step fails
 FAILURES = (steps.Failed, Differs, NoSource, RuntimeError, OSError, subprocess.SubprocessError)
@@ -51,9 +51,9 @@ class Report:
         return time.monotonic() - self._begin
 
 
-def demonstrate(report: Report, base: Path, found: Sequence[Source]) -> None:
+def demonstrate(report: Report, base: Path, found: Sequence[SourceArchive]) -> None:
     """All steps, on a volume below `base`. Raises: one of FAILURES."""
-    volume = Volume(base)
+    volume = DemoVolume(base)
     try:
         report.step("slicefs format", partial(_format, volume))
         one, two = base / "one", base / "two"
@@ -80,23 +80,23 @@ def demonstrate(report: Report, base: Path, found: Sequence[Source]) -> None:
         volume.leave()
 
 
-def _format(volume: Volume) -> str:
+def _format(volume: DemoVolume) -> str:
     volume.format()
     return "SQLite, blocks in a directory"
 
 
-def _mount(volume: Volume, paths: Sequence[Path]) -> str:
+def _mount(volume: DemoVolume, paths: Sequence[Path]) -> str:
     for path in paths:
         volume.mount(path)
     return "on " + " and ".join(path.name for path in paths)
 
 
-def _umount(volume: Volume, path: Path) -> str:
+def _umount(volume: DemoVolume, path: Path) -> str:
     volume.umount(path)
     return "everything stored, the client has ended"
 
 
-def _unpack(report: Report, base: Path, found: Sequence[Source]) -> None:
+def _unpack(report: Report, base: Path, found: Sequence[SourceArchive]) -> None:
     for number, source in enumerate(found):
         copy = base / "one" / f"source{number}"
         report.step(f"unpack {source.name[:34]}", partial(steps.unpack, source, copy))

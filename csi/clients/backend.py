@@ -14,6 +14,7 @@ from csi.errors import invalid
 from csi.names import file_name
 
 META_VARIABLE: Final = "SLICEFS_META"
+NO_LOCAL_VARIABLE: Final = "SLICEFS_NO_LOCAL_STORES"  # the client looks before it opens a store
 META: Final = f"env:{META_VARIABLE}"  # the argument that stands for the metadata URL
 _KEYS: Final = (
     "name",
@@ -35,6 +36,7 @@ _FORMAT_WORDS: Final = (
     "hash-prefix",
     "store-option",
 )
+_LOCAL: Final = ("sqlite", "sqlite3", "unix", "file", "mem")  # of one host
 _URL: Final = re.compile(r"[a-z][a-z0-9+]*://\S+")
 
 
@@ -47,6 +49,7 @@ class Backend:
     storage: str
     bucket: str
     format_words: tuple[str, ...]
+    allow_local: bool  # whether metadata and data may be files of the host
 
     def __repr__(self) -> str:
         return f"Backend({self.name!r})"
@@ -57,25 +60,51 @@ class Backend:
         return file_name(self.environment[META_VARIABLE])
 
     @property
+    def server(self) -> str:
+        """The metadata URL without user and password."""
+        scheme, _, rest = self.environment[META_VARIABLE].partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+
+    @property
     def can_format(self) -> bool:
         """Whether a volume that is not there yet can be made."""
         return bool(self.storage and self.bucket)
 
 
-def parse_secrets(secrets: Mapping[str, str]) -> Backend:
-    """Raises: CsiError where a key is missing, unknown or malformed."""
+def refuse_local(what: str, kind: str) -> None:
+    """Raises: CsiError where a store is of this kind: files or sockets of the host."""
+    if kind in _LOCAL:
+        raise invalid(
+            f"{what} is {kind}, on the node itself: use a store that all nodes reach, or start "
+            "slicefs-csi with --allow-local-stores"
+        )
+
+
+def parse_secrets(secrets: Mapping[str, str], allow_local: bool) -> Backend:
+    """Raises: CsiError where a key is missing, unknown, malformed, or names a store of the host."""
     unknown = sorted(set(secrets) - set(_KEYS))
     if unknown:
         raise invalid(
             f"the secret has the unknown key {unknown[0][:40]!r}; known: {', '.join(_KEYS)}"
         )
+    if not secrets:
+        raise invalid(
+            "the request has no secret: name one in the class, as by "
+            "csi.storage.k8s.io/provisioner-secret-name and -namespace"
+        )
     for key in ("name", "metaurl"):
         if not secrets.get(key):
             raise invalid(f"the secret has no {key!r}: add it, and name the secret in the class")
+    if any("\0" in value for value in secrets.values()):
+        raise invalid("a value in the secret has a NUL byte: correct it")
     if not _URL.fullmatch(secrets["metaurl"].strip()):
         raise invalid("metaurl in the secret is no URL: use redis://HOST:PORT/DB or tikv://…")
     if bool(secrets.get("access-key")) != bool(secrets.get("secret-key")):
         raise invalid("the secret has one of access-key and secret-key: give both or none")
+    storage = secrets.get("storage", "").strip()
+    if not allow_local:
+        refuse_local("metaurl in the secret", secrets["metaurl"].strip().partition("://")[0])
+        refuse_local("storage in the secret", storage)
     environment = {META_VARIABLE: secrets["metaurl"].strip()}
     if secrets.get("access-key"):
         environment["ACCESS_KEY"] = secrets["access-key"].strip()
@@ -83,9 +112,10 @@ def parse_secrets(secrets: Mapping[str, str]) -> Backend:
     return Backend(
         secrets["name"].strip(),
         environment,
-        secrets.get("storage", "").strip(),
+        storage,
         secrets.get("bucket", "").strip(),
         _format_words(secrets.get("format-options", "")),
+        allow_local,
     )
 
 

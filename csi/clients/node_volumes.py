@@ -11,9 +11,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from csi.clients.client import Client
+from csi.clients.backend import Backend
+from csi.clients.client import VolumeClient
 from csi.clients.program import Program
-from csi.host.records import read_record, remove_record, write_record
+from csi.clients.starters import Starter
+from csi.errors import CsiError
+from csi.host.records import damaged_record, read_record, remove_record, write_record
 from csi.names import file_name
 
 _RECORD = "record.json"
@@ -28,6 +31,12 @@ class NodeRecord:
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     targets: Mapping[str, bool]  # where it is published; whether read-only
+    allow_local: bool = False  # whether its stores may be of this host
+
+    def is_of(self, backend: Backend) -> bool:
+        """Whether that is the same SliceFS volume; a password in its URL may have changed."""
+        found = Backend(self.name, self.environment, "", "", (), self.allow_local)
+        return (found.name, found.server) == (backend.name, backend.server)
 
     @property
     def writes_back(self) -> bool:
@@ -38,18 +47,18 @@ class NodeRecord:
 class NodeVolumes:
     """The volumes below `home`."""
 
-    def __init__(self, home: str, program: Program) -> None:
+    def __init__(self, home: str, program: Program, starter: Starter) -> None:
         self._home = home
         self._program = program
+        self._starter = starter
 
-    def client(self, volume_id: str) -> Client:
+    def client(self, volume_id: str) -> VolumeClient:
         """The client of a volume, which may not be there."""
-        return Client(self._directory(volume_id), self._program)
+        return VolumeClient(self._directory(volume_id), volume_id, self._program, self._starter)
 
     def read(self, volume_id: str) -> NodeRecord | None:
         """Raises: CsiError where the record is damaged."""
-        found = read_record(os.path.join(self._directory(volume_id), _RECORD))
-        return None if found is None else NodeRecord(**{**found, "words": tuple(found["words"])})
+        return _read(os.path.join(self._directory(volume_id), _RECORD))
 
     def write(self, record: NodeRecord) -> None:
         """Durable when it returns."""
@@ -65,12 +74,28 @@ class NodeVolumes:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
 
-    def all(self) -> list[NodeRecord]:
-        """Every volume that has a record."""
+    def all(self) -> tuple[list[NodeRecord], list[str]]:
+        """Every volume that has a record, and what is wrong with records that are damaged."""
         names = os.listdir(self._home) if os.path.isdir(self._home) else []
-        paths = [os.path.join(self._home, name, _RECORD) for name in sorted(names)]
-        found = [record for path in paths if (record := read_record(path)) is not None]
-        return [NodeRecord(**{**record, "words": tuple(record["words"])}) for record in found]
+        records: list[NodeRecord] = []
+        damaged: list[str] = []
+        for name in sorted(names):
+            try:
+                found = _read(os.path.join(self._home, name, _RECORD))
+            except CsiError as error:
+                damaged.append(error.text)
+            else:
+                records += [] if found is None else [found]
+        return records, damaged
 
     def _directory(self, volume_id: str) -> str:
         return os.path.join(self._home, file_name(volume_id))
+
+
+def _read(path: str) -> NodeRecord | None:
+    """Raises: CsiError where the record is damaged, or of another version."""
+    found = read_record(path)
+    try:
+        return None if found is None else NodeRecord(**{**found, "words": tuple(found["words"])})
+    except (TypeError, KeyError) as error:
+        raise damaged_record(path) from error

@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from csi.clients.backend import META, Backend
+from csi.clients.backend import META, NO_LOCAL_VARIABLE, Backend
 from csi.errors import Code, CsiError
-from csi.host.commands import Done, run
+from csi.host.commands import CommandResult, run
 
 MOUNT_S: Final = 60.0  # a metadata store that is away is waited for 30 s by the mount itself
 COMMAND_S: Final = 90.0
 FLUSH_S: Final = 20  # then NodeUnstage says that it has to be tried again
 UMOUNT_S: Final = 100.0  # `slicefs umount` gives up after 60 s in which nothing was stored
 TREE_S: Final = 3600.0  # a clone, a snapshot or a removal of a large tree
+PLAIN: Final = ("--no-supervisor",)  # unless the words behind it ask for a supervisor
 _NO_VOLUME: Final = ("there is no volume in", "there is no metadata file")
-_INTO_CGROUP: Final = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
 
 class Program:
-    """`slicefs`, and how a client of it is started."""
+    """`slicefs`, as the driver calls it."""
 
-    def __init__(self, slicefs: str, client_cgroup: str = "") -> None:
-        """`client_cgroup`: the cgroup in which clients live on when the driver's container ends."""
+    def __init__(self, slicefs: str) -> None:
         self._slicefs = slicefs
-        self._prefix = ("/bin/sh", "-c", _INTO_CGROUP, client_cgroup) if client_cgroup else ()
 
     async def mount(
         self,
@@ -33,22 +31,22 @@ class Program:
         words: Sequence[str],
         environment: Mapping[str, str],
         lock: int,
-    ) -> Done:
+    ) -> CommandResult:
         """Mount in the background; the client keeps the descriptor `lock` while it lives."""
-        command = (self._slicefs, "mount", "-d", "--log", log, *words, META, mountpoint)
-        return await run([*self._prefix, *command], environment, MOUNT_S, (lock,))
+        command = (self._slicefs, "mount", "-d", "--log", log, *PLAIN, *words, META, mountpoint)
+        return await run(command, environment, MOUNT_S, (lock,))
 
-    async def umount(self, mountpoint: str) -> Done:
+    async def umount(self, mountpoint: str) -> CommandResult:
         """Unmount; exit code 3: a journal of this host holds data that are not stored."""
         return await run([self._slicefs, "umount", mountpoint], {}, UMOUNT_S)
 
-    async def flush(self, mountpoint: str) -> Done:
+    async def flush(self, mountpoint: str) -> CommandResult:
         """Store what was written; exit code 1: not all is stored yet."""
         words = ("flush", "--wait", "--timeout", str(FLUSH_S), mountpoint)
         return await run([self._slicefs, *words], {}, FLUSH_S * 2)
 
-    async def format(self, backend: Backend) -> Done:
-        """Make the volume; one that is there stays as it is, and is an error."""
+    async def format(self, backend: Backend) -> CommandResult:
+        """Format the volume; one that exists stays as it is, and is an error."""
         place = ("--storage", backend.storage, "--bucket", backend.bucket)
         words = ("format", *place, *backend.format_words, META, backend.name)
         return await run([self._slicefs, *words], backend.environment, COMMAND_S)
@@ -60,17 +58,22 @@ class Program:
         done = await run([self._slicefs, *words], backend.environment, TREE_S)
         require(done, f"can't limit {path}")
 
-    async def tree(self, *words: str) -> Done:
+    async def tree(self, *words: str) -> CommandResult:
         """`clone` or `snapshot`, on paths of a mount."""
         return await run([self._slicefs, *words], {}, TREE_S)
 
 
-def means_no_volume(done: Done) -> bool:
+def means_no_volume(done: CommandResult) -> bool:
     """Whether a mount failed because the volume was never formatted."""
     return any(text in done.err for text in _NO_VOLUME)
 
 
-def require(done: Done, what: str) -> str:
+def means_local_store(done: CommandResult) -> bool:
+    """Whether a mount failed because the volume's data would be on this host."""
+    return NO_LOCAL_VARIABLE in done.err
+
+
+def require(done: CommandResult, what: str) -> str:
     """What a command printed. Raises: CsiError with its reason where it failed."""
     if done.code is None:
         raise CsiError(Code.UNAVAILABLE, f"{what}: {done.err}")

@@ -13,7 +13,7 @@ _SECRET_LEAST: Final = 4  # a shorter one would blot out half of any text
 _OWN: Final = ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN", "SLICEFS_META")
 
 
-class Done(NamedTuple):
+class CommandResult(NamedTuple):
     """A command that has ended; `code` is None where it took too long and was killed."""
 
     code: int | None
@@ -32,7 +32,7 @@ async def run(
     environment: Mapping[str, str],
     timeout_s: float,
     pass_fds: Sequence[int] = (),
-) -> Done:
+) -> CommandResult:
     """Run a command in a session of its own; `environment` is added to the driver's own.
 
     What it printed holds no value of `environment`.
@@ -51,9 +51,9 @@ async def run(
         out, err = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
         process.kill()
-        return Done(None, "", f"no answer within {timeout_s:.0f} s")
+        return CommandResult(None, "", f"no answer within {timeout_s:.0f} s")
     secrets = environment.values()
-    return Done(process.returncode, out.decode(errors="replace"), _plain(err, secrets))
+    return CommandResult(process.returncode, out.decode(errors="replace"), _plain(err, secrets))
 
 
 def _plain(text: bytes, secrets: Iterable[str]) -> str:

@@ -18,11 +18,12 @@ _MS_BIND: Final = 4096
 _KEPT: Final = {"nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048}
 _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
-_STACK_MAX: Final = 64  # mounts on one place that are taken away one by one
+_MS_PRIVATE: Final = 1 << 18
+_STACK_MAX: Final = 1000  # mounts on one place that are taken away one by one
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Mounted(NamedTuple):
+class MountLine(NamedTuple):
     """One line of the mount table."""
 
     path: str
@@ -35,11 +36,11 @@ class Mounted(NamedTuple):
         return "ro" in self.options
 
 
-def table() -> list[Mounted]:
+def table() -> list[MountLine]:
     """All mounts of this mount namespace, later ones on top."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         rows = [line.split(" ") for line in lines]
-    return [Mounted(_plain(row[4]), row[2], frozenset(row[5].split(","))) for row in rows]
+    return [MountLine(_plain(row[4]), row[2], frozenset(row[5].split(","))) for row in rows]
 
 
 def _plain(text: str) -> str:
@@ -48,7 +49,7 @@ def _plain(text: str) -> str:
     return text
 
 
-def find(path: str) -> Mounted | None:
+def find(path: str) -> MountLine | None:
     """What is mounted on top of exactly this path."""
     found = [each for each in table() if each.path == path]
     return found[-1] if found else None
@@ -60,7 +61,12 @@ def places(device: str) -> list[str]:
 
 
 def bind(source: str, target: str, readonly: bool) -> None:
-    """Mount the directory `source` on the directory `target`, too. Raises: CsiError."""
+    """Mount the file system at `source` on the directory `target`, too. Raises: CsiError.
+
+    What is mounted at the target stays below: containers have that, and see what comes on top of it
+    (mountPropagation). `source` is made private, so that targets do not share what comes on top.
+    """
+    _mount("none", source, _MS_PRIVATE)
     fd = _open_target(target)
     try:
         _mount(source, f"/proc/self/fd/{fd}", _MS_BIND)
@@ -83,12 +89,17 @@ def remount_readonly(target: str) -> None:
         os.close(fd)
 
 
-def unmount(target: str, lazy: bool = False) -> None:
-    """Take away everything that is mounted on `target`. Raises: CsiError."""
+def unmount(target: str, lazy: bool = False, busy_device: str | None = None) -> None:
+    """Take away everything that is mounted on `target`. Raises: CsiError.
+
+    With `busy_device` what is not of that device goes lazily: its client is dead.
+    """
     for _ in range(_STACK_MAX):
-        if find(target) is None:
+        found = find(target)
+        if found is None:
             return
-        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+        stale = busy_device is not None and found.device != busy_device
+        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy or stale else 0)
         if _libc.umount2(os.fsencode(target), flags):
             code = ctypes.get_errno()
             if code != errno.EINVAL:  # it was unmounted meanwhile

@@ -1,7 +1,8 @@
 """Records: JSON files for their owner alone, of which a reader sees all or nothing.
 
-They may hold secrets. A file that a kill left behind half written has a name that begins with
-`.tmp-`; the next write of a record with the same name takes its place.
+They may hold secrets. A record is written aside first, under a name of its own that begins with
+`.tmp-`, so writers of one record do not meet. What a kill leaves of that is removed an hour later
+by `remove_leftovers`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any
+import tempfile
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 from csi.errors import Code, CsiError
+
+_ASIDE: Final = ".tmp-"
+_LEFT_BEHIND: Final = timedelta(hours=1)  # no writer takes so long
 
 
 def read_record(path: str) -> dict[str, Any] | None:
@@ -22,12 +28,15 @@ def read_record(path: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise CsiError(
-            Code.INTERNAL, f"the record {path} is damaged: restore or remove it"
-        ) from error
+        raise damaged_record(path) from error
     if not isinstance(found, dict):
-        raise CsiError(Code.INTERNAL, f"the record {path} is damaged: restore or remove it")
+        raise damaged_record(path)
     return found
+
+
+def damaged_record(path: str) -> CsiError:
+    """A record that can't be used."""
+    return CsiError(Code.INTERNAL, f"the record {path} is damaged: restore or remove it")
 
 
 def write_record(path: str, content: dict[str, Any]) -> None:
@@ -58,12 +67,19 @@ def remove_record(path: str) -> None:
         _sync_directory(path)
 
 
+def remove_leftovers(directory: str) -> None:
+    """Remove what writers that were killed have left in a directory of records."""
+    with os.scandir(directory) as entries:
+        aside = [entry for entry in entries if entry.name.startswith(_ASIDE)]
+    now = datetime.now(UTC)
+    for entry in aside:
+        with contextlib.suppress(FileNotFoundError):
+            if now - datetime.fromtimestamp(entry.stat().st_mtime, UTC) > _LEFT_BEHIND:
+                os.unlink(entry.path)
+
+
 def _write_aside(path: str, content: dict[str, Any]) -> str:
-    directory, name = os.path.split(path)
-    temporary = os.path.join(directory, f".tmp-{name}")
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd, temporary = tempfile.mkstemp(prefix=_ASIDE, dir=os.path.dirname(path))
     with open(fd, "w", encoding="utf-8") as file:
         json.dump(content, file)
         file.flush()

@@ -354,6 +354,8 @@ class ControllerServiceCapability(_message.Message):
             __slots__ = ()
             UNKNOWN: _ClassVar[ControllerServiceCapability.RPC.Type]
             CREATE_DELETE_VOLUME: _ClassVar[ControllerServiceCapability.RPC.Type]
+            LIST_VOLUMES: _ClassVar[ControllerServiceCapability.RPC.Type]
+            GET_CAPACITY: _ClassVar[ControllerServiceCapability.RPC.Type]
             CREATE_DELETE_SNAPSHOT: _ClassVar[ControllerServiceCapability.RPC.Type]
             LIST_SNAPSHOTS: _ClassVar[ControllerServiceCapability.RPC.Type]
             CLONE_VOLUME: _ClassVar[ControllerServiceCapability.RPC.Type]
@@ -361,6 +363,8 @@ class ControllerServiceCapability(_message.Message):
             SINGLE_NODE_MULTI_WRITER: _ClassVar[ControllerServiceCapability.RPC.Type]
         UNKNOWN: ControllerServiceCapability.RPC.Type
         CREATE_DELETE_VOLUME: ControllerServiceCapability.RPC.Type
+        LIST_VOLUMES: ControllerServiceCapability.RPC.Type
+        GET_CAPACITY: ControllerServiceCapability.RPC.Type
         CREATE_DELETE_SNAPSHOT: ControllerServiceCapability.RPC.Type
         LIST_SNAPSHOTS: ControllerServiceCapability.RPC.Type
         CLONE_VOLUME: ControllerServiceCapability.RPC.Type
@@ -372,6 +376,59 @@ class ControllerServiceCapability(_message.Message):
     RPC_FIELD_NUMBER: _ClassVar[int]
     rpc: ControllerServiceCapability.RPC
     def __init__(self, rpc: _Optional[_Union[ControllerServiceCapability.RPC, _Mapping]] = ...) -> None: ...
+
+class ListVolumesRequest(_message.Message):
+    __slots__ = ("max_entries", "starting_token")
+    MAX_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    STARTING_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    max_entries: int
+    starting_token: str
+    def __init__(self, max_entries: _Optional[int] = ..., starting_token: _Optional[str] = ...) -> None: ...
+
+class ListVolumesResponse(_message.Message):
+    __slots__ = ("entries", "next_token")
+    class VolumeStatus(_message.Message):
+        __slots__ = ("published_node_ids", "volume_condition")
+        PUBLISHED_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+        VOLUME_CONDITION_FIELD_NUMBER: _ClassVar[int]
+        published_node_ids: _containers.RepeatedScalarFieldContainer[str]
+        volume_condition: VolumeCondition
+        def __init__(self, published_node_ids: _Optional[_Iterable[str]] = ..., volume_condition: _Optional[_Union[VolumeCondition, _Mapping]] = ...) -> None: ...
+    class Entry(_message.Message):
+        __slots__ = ("volume", "status")
+        VOLUME_FIELD_NUMBER: _ClassVar[int]
+        STATUS_FIELD_NUMBER: _ClassVar[int]
+        volume: Volume
+        status: ListVolumesResponse.VolumeStatus
+        def __init__(self, volume: _Optional[_Union[Volume, _Mapping]] = ..., status: _Optional[_Union[ListVolumesResponse.VolumeStatus, _Mapping]] = ...) -> None: ...
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[ListVolumesResponse.Entry]
+    next_token: str
+    def __init__(self, entries: _Optional[_Iterable[_Union[ListVolumesResponse.Entry, _Mapping]]] = ..., next_token: _Optional[str] = ...) -> None: ...
+
+class GetCapacityRequest(_message.Message):
+    __slots__ = ("volume_capabilities", "parameters")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VOLUME_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    volume_capabilities: _containers.RepeatedCompositeFieldContainer[VolumeCapability]
+    parameters: _containers.ScalarMap[str, str]
+    def __init__(self, volume_capabilities: _Optional[_Iterable[_Union[VolumeCapability, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class GetCapacityResponse(_message.Message):
+    __slots__ = ("available_capacity", "maximum_volume_size")
+    AVAILABLE_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_VOLUME_SIZE_FIELD_NUMBER: _ClassVar[int]
+    available_capacity: int
+    maximum_volume_size: _wrappers_pb2.Int64Value
+    def __init__(self, available_capacity: _Optional[int] = ..., maximum_volume_size: _Optional[_Union[_wrappers_pb2.Int64Value, _Mapping]] = ...) -> None: ...
 
 class CreateSnapshotRequest(_message.Message):
     __slots__ = ("source_volume_id", "name", "secrets", "parameters")

@@ -12,17 +12,21 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from csi.clients.mounting import can_survive
 from csi.clients.node_volumes import NodeVolumes
 from csi.clients.program import Program
+from csi.clients.starters import HostStarter, PodStarter, Starter
+from csi.cluster.api import ACCOUNT, KubeApi
+from csi.cluster.pods import MountPods
 from csi.host.commands import find_slicefs
 from csi.server.numbers import Numbers, NumbersServer
 from csi.server.server import Server
 from csi.services.controller import Controller
 from csi.services.identity import Identity
 from csi.services.node import Node
-from csi.services.staging import Staging
+from csi.services.staging import NodeStaging
 from csi.volumes.snapshots import Snapshots
-from csi.volumes.stores import Stores
+from csi.volumes.stores import ControllerVolumes
 from csi.volumes.volumes import Volumes
 
 log = logging.getLogger(__name__)
@@ -65,9 +69,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--state-dir", default=_STATE, metavar="DIR", help=f"records and mounts; {_STATE}")
     add("--services", default="all", choices=["all", "controller", "node"], help="what to serve")
     add("--heal-interval", type=float, default=_HEAL_S, metavar="SECONDS",
-        help=f"time between looks at the clients; {_HEAL_S:.0f}")  # fmt: skip
-    add("--client-cgroup", default="", metavar="DIR",
-        help="start clients in this cgroup (v2); there they outlive a container")  # fmt: skip
+        help=f"seconds between checks of the clients; {_HEAL_S:.0f}")  # fmt: skip
+    add("--allow-local-stores", action="store_true",
+        help="let secrets name SQLite files and directories of the node")  # fmt: skip
+    add("--mount-pod", metavar="FILE",
+        help="start clients in pods like this one (JSON); they outlive the driver")  # fmt: skip
+    add("--upgrade-clients", nargs="?", const="true", default="false", choices=["true", "false"],
+        help="move clients to new pods where --mount-pod has changed, one by one")  # fmt: skip
+    add("--service-account", default=ACCOUNT, metavar="DIR",
+        help=f"token, ca.crt and namespace for the Kubernetes API; {ACCOUNT}")  # fmt: skip
     return parser
 
 
@@ -80,8 +90,6 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--node-id: 1 to {_NODE_ID_BYTES_MAX} bytes, not {size}")
     if not 0.1 <= options.heal_interval <= 3600:
         raise UsageError("--heal-interval: 0.1 to 3600 seconds")
-    if options.client_cgroup and not os.path.isdir(options.client_cgroup):
-        raise UsageError(f"--client-cgroup {options.client_cgroup}: make this cgroup first")
     if options.metrics is not None:
         _address(options.metrics)
 
@@ -101,15 +109,24 @@ def _version() -> str:
         return "0"
 
 
+def _starter(options: argparse.Namespace, program: Program) -> Starter:
+    """What starts the clients of this node. Raises: OSError, RuntimeError."""
+    if options.mount_pod is None:
+        return HostStarter(program)
+    api = KubeApi.of_this_pod(os.environ, options.service_account)
+    template = MountPods.read_template(options.mount_pod)
+    return PodStarter(MountPods(api, template, options.node_id))
+
+
 async def _serve(options: argparse.Namespace) -> None:
     """Serve until SIGTERM or SIGINT; clients stay. Raises: OSError, RuntimeError."""
     state = os.path.abspath(options.state_dir)
     os.makedirs(state, 0o700, exist_ok=True)
     slicefs = find_slicefs()
-    program = Program(slicefs, options.client_cgroup)
-    volumes = NodeVolumes(os.path.join(state, "volumes"), program)
-    staging = Staging(volumes, program)
-    node = Node(options.node_id, volumes, staging)
+    program = Program(slicefs)
+    volumes = NodeVolumes(os.path.join(state, "volumes"), program, _starter(options, program))
+    staging = NodeStaging(volumes, program)
+    node = Node(options.node_id, volumes, staging, options.allow_local_stores)
     identity = Identity(_version(), slicefs, options.services != "node")
     numbers = Numbers()
     server = Server(numbers)
@@ -118,12 +135,13 @@ async def _serve(options: argparse.Namespace) -> None:
         server.add(node)
     if options.services != "node":
         directories = Volumes(program)
-        stores = Stores(os.path.join(state, "stores"), program)
-        server.add(Controller(stores, directories, Snapshots(program, directories)))
+        stores = ControllerVolumes(os.path.join(state, "stores"), program)
+        snapshots = Snapshots(program, directories)
+        server.add(Controller(stores, directories, snapshots, options.allow_local_stores))
     bad = 0
 
     def metrics() -> tuple[int, str]:
-        records = len(volumes.all())
+        records = len(volumes.all()[0])
         gauges = {"volumes": records, "volumes_abnormal": bad, "heals_total": staging.heals}
         return 200, numbers.text(gauges)
 
@@ -142,10 +160,14 @@ async def _serve(options: argparse.Namespace) -> None:
         os.unlink(socket)  # of a driver that was killed
     os.makedirs(os.path.dirname(socket), exist_ok=True)
     await server.start(options.endpoint)
+    if options.services != "controller" and not can_survive():
+        log.warning("Linux %s: clients have no supervisor before 6.16", os.uname().release)
     log.info("serving %s at %s", options.services, options.endpoint)
     while not stopped.is_set():
         if options.services != "controller":
             bad = await node.heal()
+            if options.upgrade_clients == "true":
+                await node.renew()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopped.wait(), options.heal_interval)
     await server.stop(_STOP_S)

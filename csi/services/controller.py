@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.wrappers_pb2 import Int64Value
 
 from csi.clients.backend import parse_secrets
 from csi.errors import Code, CsiError, invalid
@@ -15,18 +17,21 @@ from csi.services.locks import Locks
 from csi.services.table import Call, Service
 from csi.volumes.catalog import SnapshotRecord, VolumeRecord
 from csi.volumes.parameters import (
+    CAPACITY_MAX,
     check_capabilities,
     parse_parameters,
     parse_range,
     refusal,
 )
 from csi.volumes.snapshots import Snapshots, list_snapshots
-from csi.volumes.stores import Store, Stores
-from csi.volumes.volumes import Volumes
+from csi.volumes.stores import ControllerVolume, ControllerVolumes
+from csi.volumes.volumes import Volumes, free_bytes, list_volumes
 
 _RPC = pb.ControllerServiceCapability.RPC
 _CAPABILITIES = (
     _RPC.CREATE_DELETE_VOLUME,
+    _RPC.LIST_VOLUMES,
+    _RPC.GET_CAPACITY,
     _RPC.CREATE_DELETE_SNAPSHOT,
     _RPC.LIST_SNAPSHOTS,
     _RPC.CLONE_VOLUME,
@@ -40,7 +45,15 @@ class Controller:
 
     name = "csi.v1.Controller"
 
-    def __init__(self, stores: Stores, volumes: Volumes, snapshots: Snapshots) -> None:
+    def __init__(
+        self,
+        stores: ControllerVolumes,
+        volumes: Volumes,
+        snapshots: Snapshots,
+        allow_local: bool,
+    ) -> None:
+        """`allow_local`: secrets may name stores of this host."""
+        self._allow_local = allow_local
         self._stores = stores
         self._volumes = volumes
         self._snapshots = snapshots
@@ -51,6 +64,8 @@ class Controller:
             "CreateVolume": (self.create_volume, pb.CreateVolumeRequest),
             "DeleteVolume": (self.delete_volume, pb.DeleteVolumeRequest),
             "ValidateVolumeCapabilities": (self.validate, pb.ValidateVolumeCapabilitiesRequest),
+            "ListVolumes": (self.list_volumes, pb.ListVolumesRequest),
+            "GetCapacity": (self.get_capacity, pb.GetCapacityRequest),
             "ControllerGetCapabilities": (
                 self.get_capabilities,
                 pb.ControllerGetCapabilitiesRequest,
@@ -80,11 +95,7 @@ class Controller:
         volume_id = id_for(name)
         async with self._locks.hold(f"volume {volume_id}"):
             record = await self._volumes.create(store, volume_id, wish, capacity, source)
-        volume = pb.Volume(
-            volume_id=volume_id,
-            capacity_bytes=record.capacity,
-            volume_context=_context(record),
-        )
+        volume = _volume(record)
         if source:
             volume.content_source.CopyFrom(request.volume_content_source)
         return pb.CreateVolumeResponse(volume=volume)
@@ -115,6 +126,26 @@ class Controller:
             parameters=request.parameters,
         )
         return pb.ValidateVolumeCapabilitiesResponse(confirmed=confirmed)
+
+    async def list_volumes(self, request: pb.ListVolumesRequest) -> pb.ListVolumesResponse:
+        """Of all SliceFS volumes that are mounted here: the request has no secrets."""
+        found = await asyncio.to_thread(list_volumes, self._stores.mounted())
+        begin, end, next_token = _page(request, len(found))
+        entry = pb.ListVolumesResponse.Entry
+        return pb.ListVolumesResponse(
+            entries=[entry(volume=_volume(each)) for each in found[begin:end]],
+            next_token=next_token,
+        )
+
+    async def get_capacity(self, request: pb.GetCapacityRequest) -> pb.GetCapacityResponse:
+        """The room for one more volume, where that is largest: the request has no secrets."""
+        for each in request.volume_capabilities:
+            if refusal(each):
+                return pb.GetCapacityResponse(available_capacity=0)
+        found = await asyncio.to_thread(free_bytes, self._stores.mounted())
+        return pb.GetCapacityResponse(
+            available_capacity=found, maximum_volume_size=Int64Value(value=CAPACITY_MAX)
+        )
 
     async def expand_volume(
         self, request: pb.ControllerExpandVolumeRequest
@@ -152,9 +183,6 @@ class Controller:
 
     async def list_snapshots(self, request: pb.ListSnapshotsRequest) -> pb.ListSnapshotsResponse:
         """Of the volume in the secrets; without secrets, of all that are mounted here."""
-        token = request.starting_token
-        if token and not (token.isascii() and token.isdigit()):
-            raise CsiError(Code.ABORTED, "the starting token is none of this driver: begin anew")
         if request.secrets:
             catalogs = [(await self._open(request.secrets)).catalog]
         else:
@@ -162,18 +190,15 @@ class Controller:
         found = await asyncio.to_thread(
             list_snapshots, catalogs, request.snapshot_id, request.source_volume_id
         )
-        begin = int(token or 0)
-        if begin > len(found):
-            raise CsiError(Code.ABORTED, "the starting token is too large: begin anew")
-        end = begin + request.max_entries if request.max_entries > 0 else len(found)
+        begin, end, next_token = _page(request, len(found))
         entry = pb.ListSnapshotsResponse.Entry
         return pb.ListSnapshotsResponse(
             entries=[entry(snapshot=_snapshot(each)) for each in found[begin:end]],
-            next_token=str(end) if end < len(found) else "",
+            next_token=next_token,
         )
 
-    async def _open(self, secrets: Mapping[str, str]) -> Store:
-        return await self._stores.open(parse_secrets(secrets))
+    async def _open(self, secrets: Mapping[str, str]) -> ControllerVolume:
+        return await self._stores.open(parse_secrets(secrets, self._allow_local))
 
 
 def _source(request: pb.CreateVolumeRequest) -> str:
@@ -187,11 +212,27 @@ def _source(request: pb.CreateVolumeRequest) -> str:
     raise invalid("the content source is neither a snapshot nor a volume")
 
 
-def _context(record: VolumeRecord) -> dict[str, str]:
+def _page(request: Any, count: int) -> tuple[int, int, str]:
+    """Begin and end of what is asked for, and the token for the rest. Raises: CsiError."""
+    token = request.starting_token
+    if token and not (token.isascii() and token.isdigit()):
+        raise CsiError(
+            Code.ABORTED, "the starting token is not of this driver: start again without a token"
+        )
+    begin = int(token or 0)
+    if begin > count:
+        raise CsiError(Code.ABORTED, "the starting token is too large: start again without a token")
+    end = min(count, begin + request.max_entries) if request.max_entries > 0 else count
+    return begin, end, str(end) if end < count else ""
+
+
+def _volume(record: VolumeRecord) -> pb.Volume:
     context = {"subdir": record.path}
     if record.mount_options:
         context["mountOptions"] = record.mount_options
-    return context
+    return pb.Volume(
+        volume_id=record.volume_id, capacity_bytes=record.capacity, volume_context=context
+    )
 
 
 def _snapshot(record: SnapshotRecord) -> pb.Snapshot:

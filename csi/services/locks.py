@@ -13,7 +13,7 @@ WAIT_S: Final = 30.0  # then a call answers ABORTED, and the caller tries again
 
 
 class Locks:
-    """Locks by name; those that nobody wants are forgotten. Threading: the event loop's."""
+    """Locks by name; unused ones are forgotten. Threading: the event loop's."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
-from csi.clients.backend import Backend, parse_secrets
-from csi.clients.client import Usage
+from csi.clients.backend import parse_secrets
+from csi.clients.client import VolumeUsage
 from csi.clients.mounting import mount_words
 from csi.clients.node_volumes import NodeVolumes
 from csi.errors import Code, CsiError, invalid
@@ -14,12 +16,13 @@ from csi.host import mounts
 from csi.names import check_absolute, check_id, clean_path
 from csi.proto import csi_pb2 as pb
 from csi.services.locks import Locks
-from csi.services.staging import Staging
+from csi.services.staging import NodeStaging
 from csi.services.table import Call, Service
 from csi.volumes.parameters import SINGLE_WRITER, check_capability, is_read_only, parse_range
 
 log = logging.getLogger(__name__)
 
+_HEALS_AT_ONCE: Final = 8  # a volume whose store is away holds none of the others up for long
 _RPC = pb.NodeServiceCapability.RPC
 _CAPABILITIES = (
     _RPC.STAGE_UNSTAGE_VOLUME,
@@ -35,10 +38,15 @@ class Node:
 
     name = "csi.v1.Node"
 
-    def __init__(self, node_id: str, volumes: NodeVolumes, staging: Staging) -> None:
+    def __init__(
+        self, node_id: str, volumes: NodeVolumes, staging: NodeStaging, allow_local: bool
+    ) -> None:
+        """`allow_local`: secrets may name stores of this host."""
         self._node_id = node_id
+        self._allow_local = allow_local
         self._volumes = volumes
         self._staging = staging
+        self._damaged: list[str] = []  # what the log says already
         self._locks = Locks()
 
     def calls(self) -> Mapping[str, Call]:
@@ -71,7 +79,8 @@ class Node:
         volume_id = check_id("volume id", request.volume_id)
         check_absolute("staging target path", request.staging_target_path)
         check_capability(request.volume_capability)
-        backend, words = _wanted(request)
+        backend = parse_secrets(request.secrets, self._allow_local)
+        words = _wanted(request)
         async with self._locks.hold(volume_id):
             await self._staging.stage(volume_id, backend, words)
         return pb.NodeStageVolumeResponse()
@@ -132,15 +141,36 @@ class Node:
 
     async def heal(self) -> int:
         """Mount volumes anew whose clients have died; how many are not well."""
-        bad = 0
-        for record in self._volumes.all():
-            try:
-                async with self._locks.hold(record.volume_id):
-                    await self._staging.heal(record.volume_id)
-            except CsiError as error:
-                bad += 1
-                log.warning("volume %r: %s", record.volume_id, error.text)
-        return bad
+        records, damaged = self._volumes.all()
+        for text in damaged:
+            if text not in self._damaged:
+                log.error("%s", text)
+        self._damaged = damaged
+        few = asyncio.Semaphore(_HEALS_AT_ONCE)
+
+        async def heal(volume_id: str) -> bool:
+            async with few:
+                return await self._tried(volume_id, self._staging.heal) is not None
+
+        healed = await asyncio.gather(*(heal(record.volume_id) for record in records))
+        return len(damaged) + healed.count(False)
+
+    async def renew(self) -> None:
+        """Have clients move to pods of the present template, one after the other."""
+        for record in self._volumes.all()[0]:
+            if await self._tried(record.volume_id, self._staging.renew):
+                return
+
+    async def _tried(self, volume_id: str, act: Callable[[str], Awaitable[bool]]) -> bool | None:
+        """What it says; None where it fails, which is logged: it is nothing to end the driver."""
+        try:
+            async with self._locks.hold(volume_id):
+                return await act(volume_id)
+        except CsiError as error:
+            log.warning("volume %r: %s", volume_id, error.text)
+        except Exception:
+            log.exception("volume %r", volume_id)
+        return None
 
     def _path_of(self, volume_id: str, path: str) -> str:
         """A path where the volume is published or staged. Raises: CsiError."""
@@ -155,13 +185,12 @@ class Node:
         return path
 
 
-def _wanted(request: pb.NodeStageVolumeRequest) -> tuple[Backend, tuple[str, ...]]:
-    """The volume to mount, and how. Raises: CsiError."""
-    backend = parse_secrets(request.secrets)
+def _wanted(request: pb.NodeStageVolumeRequest) -> tuple[str, ...]:
+    """How the volume is to be mounted. Raises: CsiError."""
     context = request.volume_context
     subdir = clean_path("subdir", context.get("subdir", ""))
     options = [context.get("mountOptions", ""), *request.volume_capability.mount.mount_flags]
-    return backend, mount_words(options, is_read_only(request.volume_capability), subdir)
+    return mount_words(options, is_read_only(request.volume_capability), subdir)
 
 
 def _abnormal(text: str) -> pb.NodeGetVolumeStatsResponse:
@@ -171,7 +200,7 @@ def _abnormal(text: str) -> pb.NodeGetVolumeStatsResponse:
     )
 
 
-def _normal(usage: Usage) -> pb.NodeGetVolumeStatsResponse:
+def _normal(usage: VolumeUsage) -> pb.NodeGetVolumeStatsResponse:
     space = pb.VolumeUsage(
         total=usage.total,
         available=usage.available,

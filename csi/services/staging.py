@@ -9,7 +9,7 @@ import logging
 from dataclasses import replace
 
 from csi.clients.backend import Backend
-from csi.clients.mounting import ensure_mounted
+from csi.clients.mounting import ensure_mounted, for_pods, survives
 from csi.clients.node_volumes import NodeRecord, NodeVolumes
 from csi.clients.program import Program
 from csi.errors import Code, CsiError
@@ -18,7 +18,7 @@ from csi.host import mounts
 log = logging.getLogger(__name__)
 
 
-class Staging:
+class NodeStaging:
     """The steps of the node service. `heals` counts clients that were started again."""
 
     def __init__(self, volumes: NodeVolumes, program: Program) -> None:
@@ -30,18 +30,24 @@ class Staging:
         """Raises: CsiError."""
         client = self._volumes.client(volume_id)
         record = self._volumes.read(volume_id)
-        if record is not None and record.words != words and client.is_alive():
+        same = record is None or (record.words == words and record.is_of(backend))
+        if not same and client.is_alive():
             raise CsiError(
-                Code.ALREADY_EXISTS, f"volume {volume_id} is staged with other options: unstage it"
+                Code.ALREADY_EXISTS,
+                f"volume {volume_id} is staged with other options or another store: unstage it",
             )
         targets = {} if record is None else record.targets
-        new = NodeRecord(volume_id, backend.name, words, dict(backend.environment), targets)
+        secret = dict(backend.environment)
+        new = NodeRecord(volume_id, backend.name, words, secret, targets, backend.allow_local)
         if new != record:
             self._volumes.write(new)
         try:
-            started = await ensure_mounted(client, self._program, backend, words)
+            started = await ensure_mounted(client, self._program, backend, for_pods(words))
+            if not started:  # by a call that may have been cut off before it looked
+                await client.require_settings(backend.name, backend.allow_local)
         except CsiError as error:
-            if record is None and error.code is not Code.UNAVAILABLE:  # kubelet will not unstage
+            if not targets and error.code is not Code.UNAVAILABLE:  # kubelet will not unstage
+                await client.stop()
                 self._volumes.remove(volume_id)
             raise
         if started and targets:
@@ -68,14 +74,16 @@ class Staging:
         record = self._volumes.read(volume_id)
         if record is None:
             raise CsiError(Code.FAILED_PRECONDITION, f"volume {volume_id} is not staged here")
-        if single and any(other != target for other in record.targets):
+        others = (other for other in record.targets if other != target)
+        if single and any(mounts.find(other) is not None for other in others):
             raise CsiError(
-                Code.FAILED_PRECONDITION, f"volume {volume_id} is for one pod, which there is"
+                Code.FAILED_PRECONDITION,
+                f"volume {volume_id} is for one pod, and another pod has it",
             )
         await self.heal(volume_id)
         if record.targets.get(target, readonly) != readonly:
             raise CsiError(
-                Code.ALREADY_EXISTS, f"{target} is published read-only or not, as it was first"
+                Code.ALREADY_EXISTS, f"{target} is published already, and readonly differs"
             )
         device = self._device(volume_id)
         found = mounts.find(target)
@@ -89,25 +97,38 @@ class Staging:
     async def unpublish(self, volume_id: str, target: str) -> None:
         """Raises: CsiError where it is in use."""
         device = self._volumes.client(volume_id).device()
-        found = mounts.find(target)
-        if found is not None:
-            mounts.unmount(target, lazy=found.device != device)  # stale: its client is dead
+        mounts.unmount(target, busy_device=device or "")
         mounts.remove_target(target)
         record = self._volumes.read(volume_id)
         if record is not None and target in record.targets:
             rest = {path: mode for path, mode in record.targets.items() if path != target}
             self._volumes.write(replace(record, targets=rest))
 
-    async def heal(self, volume_id: str) -> None:
-        """Mount anew if the client has died, and bind it where it was. Raises: CsiError."""
+    async def heal(self, volume_id: str) -> bool:
+        """Mount anew if the client has died, and bind it where it was; whether it is staged.
+
+        Raises: CsiError.
+        """
         record = self._volumes.read(volume_id)
         if record is None:
-            return
+            return False
         client = self._volumes.client(volume_id)
-        if await client.ensure(record.words, record.environment, record.name):
+        words = for_pods(record.words)
+        if await client.ensure(words, record.environment, record.name, record.allow_local):
             self.heals += 1
             log.warning("volume %r: its client had died and was started again", volume_id)
         self._bind_all(record)
+        return True
+
+    async def renew(self, volume_id: str) -> bool:
+        """Have the client move to a pod of the present template, if it has a supervisor.
+
+        Whether it is still under way. Raises: CsiError where it could not move.
+        """
+        record = self._volumes.read(volume_id)
+        if record is None or not survives(for_pods(record.words)):
+            return False
+        return await self._volumes.client(volume_id).renew()
 
     def _bind_all(self, record: NodeRecord) -> None:
         """Bind the mount where a dead client's is still; targets that are gone stay gone."""
@@ -117,12 +138,9 @@ class Staging:
                 self._bind(record.volume_id, device, target, readonly)
 
     def _bind(self, volume_id: str, device: str, target: str, readonly: bool) -> None:
-        """The mount of this volume on a target, once, and as it is wanted."""
+        """The mount of this volume on top of a target, once, and as it is wanted."""
         found = mounts.find(target)
-        if found is not None and found.device != device:
-            mounts.unmount(target, lazy=True)
-            found = None
-        if found is None:
+        if found is None or found.device != device:
             mounts.bind(self._volumes.client(volume_id).mountpoint, target, readonly)
         elif readonly and not found.readonly:
             mounts.remount_readonly(target)

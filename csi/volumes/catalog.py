@@ -19,12 +19,19 @@ from typing import Any, Final
 
 from csi.errors import Code, CsiError
 from csi.host import mounts
-from csi.host.records import create_record, read_record, remove_record, write_record
+from csi.host.records import (
+    create_record,
+    read_record,
+    remove_leftovers,
+    remove_record,
+    write_record,
+)
 from csi.names import CATALOG, file_name
 
 CREATING: Final = "creating"
 READY: Final = "ready"
 DELETING: Final = "deleting"
+_ARCHIVE_BYTES_MAX: Final = 200  # of a name, besides the uid
 _FOLDERS: Final = ("volumes", "snapshots", "paths", "retired", "archive")
 
 
@@ -63,10 +70,12 @@ class Catalog:
         self._own = os.path.join(root, CATALOG)
 
     def prepare(self) -> None:
-        """Make the directories."""
+        """Make the directories; remove what is left of writers that were killed."""
         os.makedirs(self._own, 0o700, exist_ok=True)
         for folder in _FOLDERS:
-            os.makedirs(os.path.join(self._own, folder), 0o700, exist_ok=True)
+            place = os.path.join(self._own, folder)
+            os.makedirs(place, 0o700, exist_ok=True)
+            remove_leftovers(place)
 
     def volume(self, volume_id: str) -> VolumeRecord | None:
         """Raises: CsiError where the record is damaged."""
@@ -90,15 +99,24 @@ class Catalog:
         """It may be gone already."""
         remove_record(self._place("snapshots", snapshot_id))
 
+    def volumes(self) -> list[VolumeRecord]:
+        """All that are made."""
+        return [VolumeRecord(**found) for found in self._ready("volumes")]
+
     def snapshots(self) -> list[SnapshotRecord]:
-        """All that are taken, by id."""
-        folder = os.path.join(self._require_mounted(), CATALOG, "snapshots")
-        found = []
-        for name in os.listdir(folder):
-            record = None if name.startswith(".") else read_record(os.path.join(folder, name))
-            if record is not None and record["state"] == READY:
-                found.append(SnapshotRecord(**record))
-        return sorted(found, key=lambda each: each.snapshot_id)
+        """All that are taken."""
+        return [SnapshotRecord(**found) for found in self._ready("snapshots")]
+
+    def free_bytes(self) -> int:
+        """What the volume has room for."""
+        found = os.statvfs(self._require_mounted())
+        return found.f_bavail * found.f_frsize
+
+    def _ready(self, folder: str) -> list[dict[str, Any]]:
+        place = os.path.join(self._require_mounted(), CATALOG, folder)
+        names = [name for name in os.listdir(place) if not name.startswith(".")]
+        found = [read_record(os.path.join(place, name)) for name in names]
+        return [each for each in found if each is not None and each["state"] == READY]
 
     def claim(self, record: VolumeRecord) -> None:
         """Have the path for this volume alone. Raises: CsiError where another has it.
@@ -135,21 +153,34 @@ class Catalog:
         remove_record(self._place("volumes", record.volume_id))
 
     def directory(self, path: str) -> str:
-        """The directory of a volume, on the private mount."""
-        return os.path.join(self._require_mounted(), path)
+        """The directory of a volume, on the private mount.
+
+        Raises: CsiError where a symbolic link leads elsewhere. Pods of another volume may have made
+        it, where that is the directory above.
+        """
+        place = self._require_mounted()
+        for part in path.split("/"):
+            place = os.path.join(place, part)
+            if os.path.islink(place):
+                raise CsiError(
+                    Code.FAILED_PRECONDITION, f"{path}: {part} is a symbolic link: remove it"
+                )
+        return place
 
     def retired(self, uid: str) -> str:
         """Where the directory of a deleted volume is."""
         return os.path.join(self._own, "retired", uid)
 
-    def archived(self, name: str) -> str:
+    def archived(self, path: str, uid: str) -> str:
         """Where the directory of an archived volume is."""
-        return os.path.join(self._own, "archive", name)
+        name = os.fsdecode(os.fsencode(path.replace("/", "_"))[:_ARCHIVE_BYTES_MAX])
+        return os.path.join(self._own, "archive", f"{name}-{uid}")
 
     def snapshot_source(self, record: SnapshotRecord) -> str:
-        """The directory that has the snapshot."""
-        retired = self.retired(record.source_uid)
-        return retired if os.path.isdir(retired) else self.directory(record.path)
+        """The directory that has the snapshot: what was the volume may have moved."""
+        moved = self.retired(record.source_uid), self.archived(record.path, record.source_uid)
+        here = [place for place in moved if os.path.isdir(place)]
+        return here[0] if here else self.directory(record.path)
 
     def _place(self, folder: str, key: str) -> str:
         return os.path.join(self._require_mounted(), CATALOG, folder, file_name(key))

@@ -17,7 +17,7 @@ _READ_ONLY_MODES: Final = (2, 3)  # SINGLE_NODE_READER_ONLY, MULTI_NODE_READER_O
 SINGLE_WRITER: Final = 6  # SINGLE_NODE_SINGLE_WRITER: one pod
 
 
-class Wish(NamedTuple):
+class ClassParameters(NamedTuple):
     """The parameters of a storage class."""
 
     path: str
@@ -28,7 +28,7 @@ class Wish(NamedTuple):
     mount_options: str
 
 
-def parse_parameters(name: str, parameters: Mapping[str, str]) -> Wish:
+def parse_parameters(name: str, parameters: Mapping[str, str]) -> ClassParameters:
     """Raises: CsiError."""
     for key in parameters:
         if key not in _KNOWN and not key.startswith(_K8S):
@@ -36,7 +36,7 @@ def parse_parameters(name: str, parameters: Mapping[str, str]) -> Wish:
     on_delete = parameters.get("onDelete", "delete")
     if on_delete not in _ON_DELETE:
         raise invalid(f"onDelete {on_delete[:40]!r}: use {', '.join(_ON_DELETE)}")
-    return Wish(
+    return ClassParameters(
         expand_pattern(parameters.get("pathPattern") or "${name}", name, parameters),
         on_delete,
         _number("directoryMode", parameters.get("directoryMode", "0777"), 8, 0o7777),
@@ -56,7 +56,7 @@ def _number(what: str, text: str, base: int, most: int) -> int:
     return found
 
 
-class Range(NamedTuple):
+class CapacityRange(NamedTuple):
     """A capacity range; a `limit` of 0 is none."""
 
     required: int
@@ -74,16 +74,18 @@ class Range(NamedTuple):
         return self.required <= capacity and (not self.limit or capacity <= self.limit)
 
 
-def parse_range(found: Any) -> Range:
+def parse_range(found: Any) -> CapacityRange:
     """Raises: CsiError."""
     required, limit = int(found.required_bytes), int(found.limit_bytes)
     if required < 0 or limit < 0:
         raise invalid("a capacity can't be negative")
     if limit and required > limit:
-        raise CsiError(Code.OUT_OF_RANGE, f"{required} bytes are wanted and {limit} are allowed")
+        raise CsiError(
+            Code.OUT_OF_RANGE, f"the capacity range is empty: {required} to {limit} bytes"
+        )
     if max(required, limit) > CAPACITY_MAX:
         raise CsiError(Code.OUT_OF_RANGE, f"a capacity is at most {CAPACITY_MAX} bytes")
-    return Range(required, limit)
+    return CapacityRange(required, limit)
 
 
 def check_capabilities(capabilities: Iterable[Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from csi.clients.program import Program, require
 from csi.errors import Code, CsiError
 from csi.volumes.catalog import CREATING, READY, Catalog, SnapshotRecord
-from csi.volumes.stores import Store
+from csi.volumes.stores import ControllerVolume
 from csi.volumes.volumes import Volumes, remove_retired
 
 
@@ -22,7 +22,9 @@ class Snapshots:
         self._program = program
         self._volumes = volumes
 
-    async def create(self, store: Store, snapshot_id: str, source_id: str) -> SnapshotRecord:
+    async def create(
+        self, store: ControllerVolume, snapshot_id: str, source_id: str
+    ) -> SnapshotRecord:
         """The snapshot, taken or found. Raises: CsiError."""
         catalog = store.catalog
         record = await asyncio.to_thread(catalog.snapshot, snapshot_id)
@@ -35,7 +37,8 @@ class Snapshots:
         volume = await self._volumes.require(store, source_id)
         record = SnapshotRecord(snapshot_id, source_id, volume.uid, volume.path, 0, 0, CREATING)
         await asyncio.to_thread(catalog.write_snapshot, record)
-        taken = await self._take(catalog.directory(volume.path), snapshot_id)
+        directory = await asyncio.to_thread(catalog.directory, volume.path)
+        taken = await self._take(directory, snapshot_id)
         created_ns = int(float(taken["created"]) * 1e9)
         record = replace(record, created_ns=created_ns, size=int(taken["space"]), state=READY)
         await asyncio.to_thread(catalog.write_snapshot, record)
@@ -43,23 +46,22 @@ class Snapshots:
 
     async def _take(self, directory: str, name: str) -> dict[str, Any]:
         """What `slicefs` says of the snapshot, which an earlier call may have taken."""
-        for found in await self._taken(directory):
-            if found["name"] == name:
-                return found
         done = await self._program.tree("snapshot", "create", directory, name, "--json")
-        if done.code:  # a command of a driver that was killed may have been faster
+        if done.code:
             for found in await self._taken(directory):
                 if found["name"] == name:
                     return found
-        made: dict[str, Any] = json.loads(require(done, f"can't take the snapshot {name}"))
+        told = json.loads(require(done, f"can't take the snapshot {name}"))
+        made: dict[str, Any] = told["snapshot"]
         return made
 
     async def _taken(self, directory: str) -> list[dict[str, Any]]:
         done = await self._program.tree("snapshot", "list", directory, "--json")
-        found: list[dict[str, Any]] = json.loads(require(done, "can't list the snapshots"))
+        told = json.loads(require(done, "can't list the snapshots"))
+        found: list[dict[str, Any]] = told["snapshots"]
         return found
 
-    async def delete(self, store: Store, snapshot_id: str) -> None:
+    async def delete(self, store: ControllerVolume, snapshot_id: str) -> None:
         """Delete it; one that is gone is fine. Raises: CsiError."""
         catalog = store.catalog
         record = await asyncio.to_thread(catalog.snapshot, snapshot_id)
@@ -80,9 +82,10 @@ def list_snapshots(
 ) -> list[SnapshotRecord]:
     """Those that match, by id; an empty id matches all."""
     found = [each for catalog in catalogs for each in catalog.snapshots()]
-    return [
+    matching = [
         each
         for each in found
         if (not snapshot_id or each.snapshot_id == snapshot_id)
         and (not source_id or each.source_id == source_id)
     ]
+    return sorted(matching, key=lambda each: each.snapshot_id)

@@ -9,10 +9,11 @@ from typing import Final
 
 from csi.clients.program import TREE_S, Program, require
 from csi.errors import Code, CsiError
+from csi.host import flags
 from csi.host.commands import run
 from csi.volumes.catalog import CREATING, DELETING, READY, Catalog, VolumeRecord
-from csi.volumes.parameters import Range, Wish
-from csi.volumes.stores import Store
+from csi.volumes.parameters import CAPACITY_MAX, CapacityRange, ClassParameters
+from csi.volumes.stores import ControllerVolume
 
 _UID_BYTES: Final = 12
 
@@ -24,7 +25,12 @@ class Volumes:
         self._program = program
 
     async def create(
-        self, store: Store, volume_id: str, wish: Wish, capacity: Range, source: str
+        self,
+        store: ControllerVolume,
+        volume_id: str,
+        wish: ClassParameters,
+        capacity: CapacityRange,
+        source: str,
     ) -> VolumeRecord:
         """The volume, made or found. Raises: CsiError."""
         record = await asyncio.to_thread(store.catalog.volume, volume_id)
@@ -36,7 +42,7 @@ class Volumes:
             found = (wish.on_delete, source, wish.mount_options, CREATING)
             record = VolumeRecord(volume_id, uid, wish.path, capacity.wanted, *found)
             await asyncio.to_thread(_begin, store.catalog, record)
-        _require_same(record, capacity, source)
+        _require_same(record, capacity, source, wish)
         if record.state == READY:
             return record
         await asyncio.to_thread(store.catalog.claim, record)
@@ -47,9 +53,9 @@ class Volumes:
         await asyncio.to_thread(store.catalog.write_volume, record)
         return record
 
-    async def _fill(self, catalog: Catalog, record: VolumeRecord, wish: Wish) -> None:
+    async def _fill(self, catalog: Catalog, record: VolumeRecord, wish: ClassParameters) -> None:
         """The directory: empty, or a copy of the source that shares its data."""
-        target = catalog.directory(record.path)
+        target = await asyncio.to_thread(catalog.directory, record.path)
         if not record.source:
             await asyncio.to_thread(_make_directory, target, wish)
             return
@@ -62,7 +68,7 @@ class Volumes:
         if not await asyncio.to_thread(os.path.isdir, target):  # of a driver that was killed
             require(done, f"can't clone {record.source}")
 
-    async def delete(self, store: Store, volume_id: str) -> None:
+    async def delete(self, store: ControllerVolume, volume_id: str) -> None:
         """Delete the volume as its class says; one that is gone is fine. Raises: CsiError."""
         catalog = store.catalog
         record = await asyncio.to_thread(catalog.volume, volume_id)
@@ -71,7 +77,7 @@ class Volumes:
         if record.state != DELETING:
             record = replace(record, state=DELETING)
             await asyncio.to_thread(catalog.write_volume, record)
-        directory = catalog.directory(record.path)
+        directory = await asyncio.to_thread(catalog.directory, record.path)
         if await asyncio.to_thread(os.path.isdir, directory):
             if record.capacity and record.on_delete != "delete":
                 await self._program.set_quota(store.backend, record.path, 0)
@@ -80,7 +86,7 @@ class Volumes:
             await remove_retired(catalog, record.uid)
         await asyncio.to_thread(catalog.forget, record)
 
-    async def expand(self, store: Store, volume_id: str, capacity: Range) -> int:
+    async def expand(self, store: ControllerVolume, volume_id: str, capacity: CapacityRange) -> int:
         """The capacity afterwards; a volume never shrinks. Raises: CsiError."""
         record = await self.require(store, volume_id)
         wanted = capacity.wanted
@@ -90,7 +96,7 @@ class Volumes:
         await asyncio.to_thread(store.catalog.write_volume, replace(record, capacity=wanted))
         return wanted
 
-    async def require(self, store: Store, volume_id: str) -> VolumeRecord:
+    async def require(self, store: ControllerVolume, volume_id: str) -> VolumeRecord:
         """Raises: CsiError where there is no such volume."""
         record = await asyncio.to_thread(store.catalog.volume, volume_id)
         if record is None or record.state != READY:
@@ -98,12 +104,27 @@ class Volumes:
         return record
 
 
+def list_volumes(catalogs: list[Catalog]) -> list[VolumeRecord]:
+    """All volumes, by id. Raises: CsiError."""
+    found = [each for catalog in catalogs for each in catalog.volumes()]
+    return sorted(found, key=lambda each: each.volume_id)
+
+
+def free_bytes(catalogs: list[Catalog]) -> int:
+    """The room in that which has most; without any, as much as a volume can have."""
+    return min(CAPACITY_MAX, max((each.free_bytes() for each in catalogs), default=CAPACITY_MAX))
+
+
 async def remove_retired(catalog: Catalog, uid: str) -> None:
     """Remove what was a volume; its snapshots, and the directory for them, stay."""
     directory = catalog.retired(uid)
     if not await asyncio.to_thread(os.path.isdir, directory):
         return
-    done = await run(["rm", "-rf", "--", directory], {}, TREE_S)
+    remove = ["rm", "-rf", "--", directory]
+    done = await run(remove, {}, TREE_S)
+    if done.code and "Operation not permitted" in done.err:
+        await asyncio.to_thread(flags.clear_tree, directory)
+        done = await run(remove, {}, TREE_S)
     if done.code != 0 and not await asyncio.to_thread(_snapshots, directory):
         require(done, "can't remove a deleted volume")
 
@@ -119,7 +140,10 @@ def _begin(catalog: Catalog, record: VolumeRecord) -> None:
     """Write the record, unless the path is in use. Raises: CsiError."""
     directory = catalog.directory(record.path)
     if os.path.lexists(directory) and (
-        record.source or not os.path.isdir(directory) or os.listdir(directory)
+        record.source
+        or not os.path.isdir(directory)
+        or os.listdir(directory)
+        or _snapshots(directory)
     ):
         raise CsiError(
             Code.ALREADY_EXISTS,
@@ -134,29 +158,43 @@ def _begin(catalog: Catalog, record: VolumeRecord) -> None:
         raise
 
 
-def _make_directory(target: str, wish: Wish) -> None:
+def _make_directory(target: str, wish: ClassParameters) -> None:
     os.makedirs(target, 0o755, exist_ok=True)
-    os.chown(target, wish.uid, wish.gid)
-    os.chmod(target, wish.mode)
+    fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(fd, wish.uid, wish.gid)
+        os.fchmod(fd, wish.mode)
+    finally:
+        os.close(fd)
 
 
 def _put_away(catalog: Catalog, record: VolumeRecord) -> None:
     """Move the directory out of the way, with one rename."""
     directory = catalog.directory(record.path)
+    if record.on_delete != "retain":
+        flags.clear(directory)
     if record.on_delete == "delete":
         os.rename(directory, catalog.retired(record.uid))
     elif record.on_delete == "archive":
-        name = record.path.replace("/", "_")[:200]
-        os.rename(directory, catalog.archived(f"{name}-{record.uid}"))
+        os.rename(directory, catalog.archived(record.path, record.uid))
 
 
-def _require_same(record: VolumeRecord, capacity: Range, source: str) -> None:
+def _require_same(
+    record: VolumeRecord, capacity: CapacityRange, source: str, wish: ClassParameters
+) -> None:
     if record.state == DELETING:
         raise CsiError(Code.ABORTED, f"volume {record.volume_id} is being deleted, try again")
-    if record.source != source or not capacity.fits(record.capacity):
+    if (record.source, record.path) != (source, wish.path) or not capacity.fits(record.capacity):
         raise CsiError(
             Code.ALREADY_EXISTS,
-            f"volume {record.volume_id} exists with another capacity or source: change the name",
+            f"volume {record.volume_id} exists with another capacity, source or path: change "
+            "the name",
+        )
+    if (record.mount_options, record.on_delete) != (wish.mount_options, wish.on_delete):
+        raise CsiError(
+            Code.ALREADY_EXISTS,
+            f"volume {record.volume_id} exists with another mountOptions or onDelete: change the "
+            "name, or delete the claim first",
         )
 
 

@@ -1,8 +1,8 @@
 """What a client does unasked: show that it lives, delete what is dead, rewrite what is scattered.
 
 Every client beats and confirms deletion rounds; one leads (`leader`); each compacts what it wrote
-(`compactor`). A client whose session others have ended joins anew: what it has written and not
-committed still can be, but files that it held open without a name may be gone.
+(`compactor`). A client whose session was ended by another client joins anew: what it has written
+and not committed still can be, but files that it held open without a name may be gone.
 
 Threading: one thread beats, so that slow work never looks like death; one watches the beats of
 others, so that slow work keeps no dead session alive; another works. `_beating` is held across
@@ -14,20 +14,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fsclient.background.compactor import Compactor
-from fsclient.background.leader import NEWS_S, Leader
+from fsclient.background.leader import NEWS_S, Leader, LeaderPorts
 from fsclient.background.leadership import LEASE_S, LOOK_S, Leadership
-from fsclient.background.packer import LEAVE_S, Packer
+from fsclient.background.packer import LEAVE_S, Packer, pass_over
 from fsclient.background.quota_alerts import QuotaAlerts
+from fsclient.background.tidy_queue import TidyQueue
 from fsclient.files.data_services import DataServices
-from fsclient.files.open_files import OpenFiles
+from fsclient.files.handles.open_files import OpenFiles
+from fsclient.survival.kept import KeptRecords
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import Fenced, StoreError, StoreRolledBack
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
-from fsmeta.types import Ino, SessionId, Slice
+from fsmeta.types import Ino, SessionId
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,21 @@ READS_END_S: Final = 20.0  # a round waits so long for reads under way, then for
 assert HEARTBEAT_S + READS_END_S < LEASE_S / 2, "a slow read must not look like death"
 
 
+def do_nothing() -> None:
+    """No part of the client wants to know."""
+
+
+class SessionPorts(NamedTuple):
+    """What `Background` says of the client's session, and to which other parts of the client."""
+
+    info: Mapping[str, Any]  # for people
+    heartbeat_s: float = HEARTBEAT_S
+    kept: KeptRecords | None = None  # told of each session
+    lost: Callable[[], None] = do_nothing  # told that it was ended, before there is a new one
+    joined: Callable[[], None] = do_nothing  # and when there is, and it has beaten
+    in_use: Callable[[], Sequence[Ino]] = list  # not open, and not to be deleted either
+
+
 class Background:
     """The unasked work of one mount."""
 
@@ -48,38 +65,34 @@ class Background:
         data: DataServices,
         files: OpenFiles,
         runtime: Runtime,
-        info: Mapping[str, Any],
-        heartbeat_s: float = HEARTBEAT_S,
-        pack_below: int = 0,
+        queue: TidyQueue,
+        ports: SessionPorts,
     ) -> None:
-        """Files of at most `pack_below` bytes are packed."""
+        """`queue` has what commits left to be tidied."""
         self._meta = meta
         self._data = data
         self._files = files
         self._runtime = runtime
-        self._info = dict(info)
-        self._heartbeat_s = heartbeat_s
+        self._info = dict(ports.info)
+        self._heartbeat_s = ports.heartbeat_s
+        self._ports = ports
         self._beating = runtime.lock()  # one beat at a time: the leader confirms its own rounds
         self._held: set[Ino] = set()  # guarded by _beating: orphans we hold open
         self._confirmed = 0  # guarded by _beating
         self._beaten = 0.0  # guarded by _beating: when the last beat ended
         self._heard = 0.0  # the same of the last beat that the store has answered
         self._quiet = runtime.event()  # set: the heart stops
-        self._cond = runtime.condition()
+        self._cond = queue.cond
         self._leaving = False  # guarded by _cond: the worker is to end
         self._until = inf  # when `drain` is to end
         self._pool = WorkerPool(runtime, "tidy", TIDY_THREADS)
         self._lead = Leadership(meta, runtime)
-        deleting = data.blocks, runtime, self._pool
-        self._leader = Leader(meta, self._lead, *deleting, self.beat, self._is_late)
-        self._compactor = Compactor(meta, data.blocks, files, self._cond)
+        asks = LeaderPorts(self.beat, self._is_late, queue.again)
+        self._leader = Leader(meta, self._lead, data.blocks, runtime, self._pool, asks)
+        self._compactor = Compactor(meta, data.blocks, files, queue)
         self.compact = self._compactor.compact
-        self.packer = Packer(meta, data, files, runtime, self._pool, self._cond, pack_below)
-        self._leader.on_thin = self.packer.again
-        self.on_lost: Callable[[], None] = _nothing  # told before we join anew
-        self.on_joined: Callable[[], None] = _nothing  # and when we have, and have beaten
+        self.packer = Packer(meta, data, files, runtime, self._pool, queue, pass_over)
         self.quotas = QuotaAlerts(meta, runtime)
-        self.in_use: Callable[[], Sequence[Ino]] = list  # not open, and not to be deleted either
         self._heart: Thread | None = None
         self._watcher: Thread | None = None
         self._worker: Thread | None = None
@@ -104,30 +117,58 @@ class Background:
         """Chunks rewritten."""
         return self._compactor.compacted
 
-    def committed(self, ino: Ino, index: int, batch: Sequence[tuple[int, Slice]]) -> None:
-        """A chunk has got new slices, those of `batch` that went there."""
-        self._compactor.committed(ino, index)
-        if index == 0 and len(batch) == 1 and batch[0][0] == 0:
-            self.packer.committed(ino, batch[0][1])
-
-    def packer_for(self, below: int, pool: WorkerPool) -> Packer:
+    def packer_for(
+        self,
+        below: int,
+        pool: WorkerPool,
+        unreadable: Callable[[Ino, Exception], None] = pass_over,
+    ) -> Packer:
         """One more packer, for one thread that walks over files."""
         meta, data, files = self._meta, self._data, self._files
-        return Packer(meta, data, files, self._runtime, pool, self._cond, below)
+        queue = TidyQueue(self._runtime, below, data.blocks.block_bytes)
+        return Packer(meta, data, files, self._runtime, pool, queue, unreadable)
 
     # --- coming and going ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Join the volume and start working."""
-        self._confirmed = self._meta.sessions.open(self._info).confirmed
+        if self._meta.session is None:
+            self._join(None)
         self._beaten = self._heard = self._runtime.monotonic()
         self._heart = spawn_lasting(self._runtime, "heartbeat", self._beat_loop)
         self._watcher = spawn_lasting(self._runtime, "watch", self._watch_loop)
         self._worker = spawn_lasting(self._runtime, "background", self._work_loop)
 
+    def take_over(self, session: SessionId, uuid: str) -> dict[bytes, int]:
+        """Before `start`: go on in the session of a process that has died; the last sequence of
+        each of its workers, and none where another client has ended the session.
+
+        Raises: StoreError.
+        """
+        try:
+            workers = self._meta.sessions.take_over(session, uuid, self._info)
+        except Fenced as error:
+            log.warning("another client has ended session %d; joining again: %s", session, error)
+            self._ports.lost()
+            self._join(session)
+            return {}
+        own = self._meta.session
+        assert own is not None, "it was just taken over"
+        self._confirmed = own.confirmed
+        self._held.update(self._meta.sessions.belongings([session])[session].orphans)
+        return workers
+
+    def _join(self, ended: SessionId | None) -> None:
+        """A session of our own, perhaps after another client ended the last one. Raises:
+        StoreError."""
+        session = self._meta.sessions.open(self._info, ended)
+        self._confirmed = session.confirmed
+        if self._ports.kept is not None:
+            self._ports.kept.joined(session.id, self._meta.format.uuid)
+
     def drain(self, deadline: float) -> None:
-        """End the worker; pack what waits, for some seconds; then delete what is dead, if that
-        takes nobody else and little time.
+        """End the worker; pack what waits, for some seconds; then delete what is dead, if this
+        client does it alone and quickly.
 
         Raises: StoreError; the next leader deletes.
         """
@@ -181,7 +222,7 @@ class Background:
             except Fenced as error:
                 self._rejoin(session, error)
             except StoreRolledBack:
-                return  # whoever found out has said so; others are to take us for dead
+                return  # logged where it was found; other clients take us for dead
             except (StoreError, OSError) as error:
                 log.warning("heartbeat: %s", error)
 
@@ -191,24 +232,25 @@ class Background:
         return session.id
 
     def _rejoin(self, ended: SessionId, why: Fenced) -> None:
-        """Others took us for dead. What we believed is void; what is not committed still may be."""
+        """Another client took us for dead. Our caches are void; what is not committed still may
+        be."""
         with self._beating:
             if self._session_id() != ended:
                 return  # the other thread was quicker
-            log.warning("session %d was ended by others; joining anew: %s", ended, why)
-            self.on_lost()
+            log.warning("another client has ended session %d; joining again: %s", ended, why)
+            self._ports.lost()
             self._forget_everything()
             self._held.clear()
             try:
-                self._confirmed = self._meta.sessions.open(self._info, ended).confirmed
+                self._join(ended)
             except StoreRolledBack:
                 return
             except (StoreError, OSError) as error:
-                log.warning("joining anew: %s", error)
+                log.warning("joining again: %s", error)
                 return
         try:
             self.beat()  # at once: what we hold open and is still there is not to be deleted now
-            self.on_joined()
+            self._ports.joined()
         except (StoreError, OSError) as error:
             log.warning("heartbeat: %s", error)
 
@@ -235,7 +277,7 @@ class Background:
 
     def _beat(self) -> None:
         if self._runtime.monotonic() - self._beaten > self._heartbeat_s + NEWS_S:
-            # we were stopped, or cut off: news may be late, and a round relies on them
+            # we were stopped, or cut off: invalidations may be late, and a round relies on them
             self._forget_everything()
         self._meta.refresh_settings()
         number, floor = self._meta.sessions.round_and_floor()
@@ -249,7 +291,7 @@ class Background:
     def _ready_for_round(self) -> bool:
         """Hold what is open, drop old slice lists, wait for reads that use them."""
         files = self._files.all()
-        inos = [*(file.ino for file in files), *self.in_use()]
+        inos = [*(file.ino for file in files), *self._ports.in_use()]
         if inos:
             self._held.update(self._meta.deletion.hold_orphans(inos))
             self._meta.forget_chunks(inos)
@@ -258,7 +300,7 @@ class Background:
         return self._data.epoch.advance(READS_END_S)
 
     def _release_closed(self) -> None:
-        used = self.in_use() if self._held else ()
+        used = self._ports.in_use() if self._held else ()
         closed = [ino for ino in self._held if self._files.get(ino) is None and ino not in used]
         if closed:
             self._meta.deletion.release_orphans(closed)
@@ -295,14 +337,10 @@ class Background:
                     self._cond.wait(WORK_EVERY_S)
 
     def work(self) -> None:
-        """One turn: lead if nobody does, compact a chunk, pack a segment, settle doubts."""
+        """One turn: lead if no client does, compact a chunk, pack a segment, settle doubts."""
         if self._lead.leads():
             self._leader.turn()
             self.quotas.turn()
         self._compactor.turn()
         self.packer.turn()
         self._meta.settle_doubts()
-
-
-def _nothing() -> None:
-    """Nobody minds."""

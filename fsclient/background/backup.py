@@ -3,10 +3,10 @@
     meta/<time>-<session>-<number>/<part>   a dump (`fsmeta.admin.dump`) in parts, as usual objects
     meta/<time>-<session>-<number>/end      JSON: how many parts; without it they count for nothing
 
-Clocks may be wrong by days, in both directions. So which is the newest says the number, which is
-above that of every backup there was; the first ones had none. When the next one is due says the
-monotonic clock of whoever leads; and ages, by which old ones go, are not all that is asked (`kept`,
-LET_GO_MAX). The time is a label for users.
+Clocks may be wrong by days, in both directions. So the number tells which is the newest: it is
+above that of every earlier backup; the first ones had none. The leader's monotonic clock tells when
+the next one is due. Old ones go by age, but not by age alone (`kept`, LET_GO_MAX). The time is a
+label for users.
 
 Those of an encrypted volume are encrypted with its key, which is in `end` as it is in the settings:
 wrapped.
@@ -212,7 +212,7 @@ def make_backup(
         dump(meta.store, parts)
         parts.end(meta.format)
     except BaseException:
-        with suppress(OSError, StoreError):  # else whoever tidies up does it in two days
+        with suppress(OSError, StoreError):  # else the next tidying does it in two days
             _remove(objects, parts.keys)
         raise
     return Backup(number, int(now_s), prefix, [*parts.keys, f"{prefix}/{END}"], True)
@@ -273,7 +273,7 @@ class Backups:
             self._due = self._runtime.monotonic() + max(1.0, left_s)
         except (StoreError, OSError, ConfigError) as error:
             self.failed += 1
-            log.warning("backup of the metadata failed, to be tried again: %s", error)
+            log.warning("the backup of the metadata failed, it is tried again later: %s", error)
 
     def _left_s(self, there: list[Backup]) -> float:
         """How long the next one may wait. An age that can't be is none: then it is made now."""

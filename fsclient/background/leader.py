@@ -1,15 +1,15 @@
-"""What the leading client does for all: delete what nobody can see any more.
+"""What the leading client does for all: delete what no client can see any more.
 
 A deletion round (`fsmeta.ops.data.deletion` says what its confirmation means) goes through three
-turns at least. First what could be deleted is noted. NEWS_S later every session is asked; by then
-each has heard that those files lost their names and those slices their place, so none opens or
-reads them from memory. When all have confirmed, what was noted and nobody holds is deleted.
+turns at least. First the leader notes what could be deleted. NEWS_S later it asks every session; by
+then each has received the invalidations for those files and slices, so none opens or reads them
+from memory. When all have confirmed, the leader deletes what was noted and no client holds.
 
 Files' slices join the dead ones when the file is purged, so data goes one round after its file.
 
 A turn takes about TURN_S for each kind of work, and leaves the rest to the next one.
 
-Threading: the worker of `Background` calls `turn`, or whoever has ended it.
+Threading: the worker of `Background` calls `turn`, or the thread that has ended it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from fsclient.background.leadership import Leadership
 from fsclient.background.trash_expiry import TURN_S, TrashExpiry
@@ -32,9 +32,9 @@ from fsmeta.types import Ino, SliceId
 
 log = logging.getLogger(__name__)
 
-NEWS_S: Final = 3.0  # a link for news that is silent for 2 s is taken for lost, and what it vouched
+NEWS_S: Final = 3.0  # after 2 s of silence an invalidation link is lost, and its leases
 ROUND_MAX: Final = 50_000  # orphans and dead chunks of one round: bounds the leader's memory
-CLONES_EVERY_S: Final = 15.0  # what a dead builder has left takes space, and harms nobody
+CLONES_EVERY_S: Final = 15.0  # what a dead builder has left takes space and does no other harm
 TIDY_EVERY_S: Final = 3600.0  # a third of what TiKV keeps, at least
 PURGE_STEP: Final = 1000  # inodes, between two looks at the clock
 FORGET_BATCH: Final = 1000  # dropped slices dealt with together: what a crash repeats
@@ -46,19 +46,27 @@ class _Round:
     def __init__(
         self,
         noted: float,
-        lineage: bytes,
+        store_epoch: bytes,
         orphans: list[Ino],
         dead: Drops,
     ) -> None:
         self.noted = noted
-        self.lineage = lineage  # of the store where that was so
+        self.store_epoch = store_epoch  # of the store where that was so
         self.orphans = orphans
         self.dead = dead
-        self.number: int | None = None  # None: nobody has been asked yet
+        self.number: int | None = None  # None: no session has been asked yet
+
+
+class LeaderPorts(NamedTuple):
+    """What a leader asks and tells other parts of its client."""
+
+    confirm: Callable[[], None]  # lets our own session agree to the current round
+    stopping: Callable[[], bool]
+    thin: Callable[[list[Small]], None]  # told what is left of a segment of which most is gone
 
 
 class Leader:
-    """Leads, where nobody else does."""
+    """Leads, where no other client does."""
 
     def __init__(
         self,
@@ -67,20 +75,17 @@ class Leader:
         blocks: BlockStore,
         runtime: Runtime,
         pool: WorkerPool,
-        confirm: Callable[[], None],
-        stopping: Callable[[], bool],
+        ports: LeaderPorts,
     ) -> None:
-        """`confirm` lets our own session agree to the current round; `pool` deletes."""
+        """`pool` deletes."""
         self._meta = meta
         self._blocks = blocks
         self._clock = runtime.monotonic
-        self._confirm = confirm
-        self._stopping = stopping
+        self._confirm, self._stopping, self._thin = ports
         self._pool = pool
-        self.on_thin: Callable[[list[Small]], None] = _nobody  # has what is left of a segment
         self._lead = lead
         self._term = lead.term  # in which the round was begun
-        self._trash = TrashExpiry(meta, runtime, stopping)
+        self._trash = TrashExpiry(meta, runtime, ports.stopping)
         self._clones_at = 0.0  # when to look for abandoned clones
         self._tidy_at = 0.0  # when the metadata store is to tidy up
         self._round: _Round | None = None
@@ -100,9 +105,9 @@ class Leader:
     def turn(self, alone: bool = False) -> None:
         """Empty the trash, and move the deletion round on by a step.
 
-        `alone`: nobody opens or reads anything here any more, so there is no news to wait for.
+        `alone`: no process opens or reads anything here any more, so no invalidations are awaited.
         """
-        if self._term != self._lead.term:  # whoever led in between has notes of his own
+        if self._term != self._lead.term:  # the leader in between has its own notes
             self._term, self._round = self._lead.term, None
         self._trash.turn()
         self._discard_clones()
@@ -123,13 +128,13 @@ class Leader:
         self._confirm()
         if all(each.confirmed >= number for each in self._meta.sessions.all()):
             # in an older state what was dead may live
-            same = self._round.lineage == self._meta.deletion.lineage()
+            same = self._round.store_epoch == self._meta.deletion.store_epoch()
             self.unfinished = same and not self._finish(self._round)
             if not self.unfinished:
                 self._round = None
 
     def _discard_clones(self) -> None:
-        """Remove deleted snapshots, and what died with its builder or is filled by nobody."""
+        """Remove deleted snapshots, and what died with its builder or is no longer filled."""
         now = self._clock()
         if now < self._clones_at:
             return
@@ -143,7 +148,7 @@ class Leader:
                 if not clones.discard(self._meta, building, enough):
                     self._clones_at = now
                     return
-            except OSError as error:  # somebody else is about it
+            except OSError as error:  # another client is at it
                 log.debug("clone %d: %s", building.root, error)
         self._meta.packing.close_abandoned()
 
@@ -154,9 +159,9 @@ class Leader:
             self._meta.store.tidy()
 
     def _note(self) -> _Round | None:
-        """What may be deleted once everybody knows of it; None where there is nothing."""
+        """What may be deleted once every client knows of it; None where there is nothing."""
         now = self._clock()
-        lineage = self._meta.deletion.lineage()
+        store_epoch = self._meta.deletion.store_epoch()
         orphans = self._meta.deletion.orphans(ROUND_MAX)
         if orphans:
             held = self._held()
@@ -164,7 +169,7 @@ class Leader:
                 orphans = self._meta.deletion.orphans(ROUND_MAX + len(held))
                 orphans = [ino for ino in orphans if ino not in held]
         dead = self._meta.deletion.dead_slices(ROUND_MAX)
-        return _Round(now, lineage, orphans, dead) if orphans or dead else None
+        return _Round(now, store_epoch, orphans, dead) if orphans or dead else None
 
     def _held(self) -> set[Ino]:
         return self._meta.deletion.held_orphans(each.id for each in self._meta.sessions.all())
@@ -193,10 +198,10 @@ class Leader:
         return True
 
     def _drop(self, number: int, batch: Drops) -> bool:
-        """Delete what nobody uses of dropped slices; False where others are to do it."""
+        """Delete the unused ones of dropped slices; False where another client is to do it."""
         uses = self._meta.deletion.last_uses(number, batch)
         if uses is None:
-            return False  # somebody else leads by now
+            return False  # another client leads by now
         thin = self._meta.packing.thin(batch, uses.shared) if uses.shared else []
         parts = self._pool.parts(uses.gone)
         self._pool.run_all([partial(self._delete, part) for part in parts])
@@ -205,7 +210,7 @@ class Leader:
         self.deleted += len(uses.gone)
         self._meta.deletion.forget_dead(batch, uses.shared)
         for segment in thin:
-            self.on_thin(self._meta.packing.still_in(segment))
+            self._thin(self._meta.packing.still_in(segment))
         return True
 
     def _delete(self, slices: Sequence[tuple[SliceId, int]]) -> None:
@@ -232,7 +237,3 @@ def first_of(drops: Drops) -> tuple[Drops, Drops]:
         else:
             rest[field] = dead[len(first[field]) :]
     return first, rest
-
-
-def _nobody(_: list[Small]) -> None:
-    """Nobody packs."""

@@ -1,9 +1,10 @@
-"""Who leads the background work, and which sessions are dead; if we lead, we end those.
+"""Elects the client that leads the background work, and finds dead sessions; the leader ends them.
 
 Deleting and emptying the trash may take long, and stores may hang meanwhile. So this has a thread
 of its own: the locks of a dead mount are given up when its lease is over, whatever else goes on.
 
-Threading: `Background`'s watch thread calls `turn`; its worker, or who has ended it, asks `leads`.
+Threading: `Background`'s watch thread calls `turn`; its worker, or the thread that has ended it,
+asks `leads`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from fsmeta.types import SessionId
 log = logging.getLogger(__name__)
 
 LEASE_S: Final = 60.0  # a session whose beat stood still for so long is ended
-LOOK_S: Final = 5.0  # how often everybody looks for the leader, and the leader at everybody
-BLIND_S: Final = 10.0  # who has not looked for so long has not seen that a beat stood still
+LOOK_S: Final = 5.0  # how often clients look for the leader, and it at all sessions
+BLIND_S: Final = 10.0  # after such a gap we can't know that a beat stood still
 
 
 class Watch:
     """Which sessions have not moved for a whole lease, on our own clock.
 
     Time in which we did not look does not count: when the store was away, or we ourselves were
-    stopped, nobody's beat can be seen, and everybody would seem dead.
+    stopped, no beat can be seen, and every session would seem dead.
     """
 
     def __init__(self, clock: Callable[[], float], lease_s: float) -> None:
@@ -57,23 +58,23 @@ class Leadership:
     def __init__(self, meta: Meta, runtime: Runtime) -> None:
         self._meta = meta
         self._clock = runtime.monotonic
-        self._lock = runtime.lock()  # held while the store is asked who leads
-        self._leaders = Watch(runtime.monotonic, LEASE_S)  # guarded by _lock: at who leads
-        self._known: SessionId | None = None  # guarded by _lock: who led when we looked
+        self._lock = runtime.lock()  # held while the store is asked for the leader
+        self._leaders = Watch(runtime.monotonic, LEASE_S)  # guarded by _lock: at the leader
+        self._known: SessionId | None = None  # guarded by _lock: the leader when we looked
         self._look_at = -inf  # when to look for the leader again
         self._all = Watch(runtime.monotonic, LEASE_S)  # of the thread that watches
-        self.term = 0  # grows whenever somebody else may have led
+        self.term = 0  # grows whenever another client may have led
 
     def turn(self) -> None:
-        """Lead if nobody does; if we lead, end dead sessions. Raises: StoreError."""
+        """Lead if no client does; if we lead, end dead sessions. Raises: StoreError."""
         if self.leads():
             self._end_dead_sessions()
 
     def leads(self) -> bool:
-        """Whether it is for us to lead; take the lead if nobody alive has it.
+        """Whether it is for us to lead; take the lead if no live client has it.
 
-        One request in LOOK_S. Who believes too long that it leads does no harm: it asks for no
-        round (`next_round`), and ends only who is dead.
+        One request in LOOK_S. A client that assumes for too long that it leads does no harm: it
+        asks for no round (`next_round`), and ends only dead sessions.
         """
         session = self._meta.session
         assert session is not None, "call it between start and stop"
@@ -91,11 +92,11 @@ class Leadership:
             return leads
 
     def look_again(self) -> None:
-        """Let `leads` ask who leads the next time."""
+        """Let `leads` ask for the leader the next time."""
         self._look_at = -inf
 
     def _take(self, leader: SessionRecord | None) -> bool:
-        """Lead, unless `leader` or somebody quicker does."""
+        """Lead, unless `leader` or a quicker client does."""
         self.term += 1
         if leader is None:
             return self._meta.deletion.take_lead()
@@ -108,5 +109,5 @@ class Leadership:
         assert session is not None, "call it between start and stop"
         for sid in self._all.dead(self._meta.sessions.all()):
             if sid != session.id:
-                log.warning("session %d has not been heard of for %.0f s: ended", sid, LEASE_S)
+                log.warning("session %d sent no heartbeat for %.0f s: it is ended", sid, LEASE_S)
                 self._meta.sessions.end(sid)

@@ -1,53 +1,47 @@
-"""Packing small files behind the backs of those who wrote them: docs/design/packing.
+"""Packing small files after they were written, in the background: docs/design/packing.
 
 The client that committed a small file packs it, some seconds later, with those it committed around
-it: their bytes go into one block, the segment, and one commit exchanges the records of all that
-nobody has changed meanwhile. What they listed before goes through a deletion round, which waits for
-its readers. `again` takes in what is left of a segment of which most is gone.
+it: their bytes go into one block, the segment, and one commit exchanges the records of all that are
+unchanged since. What they listed before goes through a deletion round, which waits for its readers.
+`TidyQueue` has the files that wait, and what is left of a segment of which most is gone.
 
-Only slices are packed whose commit this client knows to have worked: nobody will offer them again.
+It packs only slices whose commit this client knows to be applied: no client offers them again.
 
-Threading: `committed` and `again` from any thread, the rest from the worker of `Background`; a pool
-of threads reads, because small files are read one request each.
+Threading: called by the worker of `Background`; a pool of threads reads, because small files are
+read one request each.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
+from fsclient.background import tidy_queue
+from fsclient.background.tidy_queue import TidyQueue
 from fsclient.files.data_services import DataServices
-from fsclient.files.open_files import OpenFiles
-from fsdata.format.geometry import block_ranges
+from fsclient.files.handles.open_files import OpenFiles
+from fsdata.blocks.read_plan import Access, reads_of
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data.packing import MEMBERS_MAX, PackedSlices, Small, part
-from fsmeta.runtime import Condition, Runtime
-from fsmeta.types import Ino, Slice, SliceId, SliceKind
+from fsmeta.runtime import Runtime
+from fsmeta.types import Ino, SliceId
 
 log = logging.getLogger(__name__)
 
 PACK_BELOW: Final = 512 << 10  # eight or more in a block: so many requests fewer to read them
 PACKED_STORAGES: Final = ("s3",)  # where a request takes as long as reading a block
 QUIET_S: Final = 2.0  # a file that was just written may be written again, or be gone
-LINGER_S: Final = 20.0  # how long files wait for company that fills a block
-MEMBERS_MIN: Final = 4  # fewer save too few requests for what packing costs
-QUEUE_MAX: Final = 50_000  # files that wait, 300 bytes each; the oldest are left as they are
+LINGER_S: Final = 20.0  # how long files wait for more, to fill a block
 LEAVE_S: Final = 5.0  # of leaving a volume, for files that have waited so far
 
 
-class _Waiting(NamedTuple):
-    piece: Slice
-    since: float
-
-
 class Packer:
-    """Knows which files are small, and packs them."""
+    """Packs files that are small."""
 
     def __init__(
         self,
@@ -56,48 +50,22 @@ class Packer:
         files: OpenFiles,
         runtime: Runtime,
         pool: WorkerPool,
-        changed: Condition,
-        below: int,
+        queue: TidyQueue,
+        unreadable: Callable[[Ino, Exception], None],
     ) -> None:
-        """Files of at most `below` bytes are small; 0: none is."""
+        """`queue` knows which files are small; `unreadable` is told by threads of the pool."""
         self._meta = meta
         self._data = data
         self._blocks = data.blocks
         self._files = files
         self._runtime = runtime
         self._pool = pool
-        self._below = min(below, data.blocks.block_bytes // MEMBERS_MIN)
-        self._cond = changed
-        self._queue: OrderedDict[Ino, _Waiting] = OrderedDict()  # guarded by _cond; oldest first
+        self._unreadable = unreadable
+        self._queue = queue
+        self.is_single = queue.is_single
         self._goes_on = False  # there may be enough for another segment
         self.packed = 0  # files
         self.segments = 0
-        self.on_unreadable: Callable[[Ino, Exception], None] = (
-            _pass_over  # told by threads of the pool
-        )
-
-    def committed(self, ino: Ino, piece: Slice) -> None:
-        """A chunk that was the first of a file has got this slice, and no other in that commit."""
-        if self.is_single(piece):
-            self._enter(ino, piece)
-
-    def is_single(self, piece: Slice) -> bool:
-        """Whether this slice of a first chunk makes a file a small one that is not packed."""
-        single = piece.kind is SliceKind.BLOCKS  # else it has come packed
-        return single and piece.pos == 0 and 0 < piece.length <= self._below
-
-    def again(self, files: Iterable[Small]) -> None:
-        """What is left of a segment."""
-        if self._below:
-            for each in files:
-                self._enter(each.ino, each.piece)
-
-    def _enter(self, ino: Ino, piece: Slice) -> None:
-        with self._cond:
-            self._queue[ino] = _Waiting(piece, self._runtime.monotonic())
-            self._queue.move_to_end(ino)
-            if len(self._queue) > QUEUE_MAX:
-                self._queue.popitem(last=False)
 
     def waiting(self) -> bool:
         """Whether to go on at once. The caller holds the condition's lock."""
@@ -105,40 +73,42 @@ class Packer:
 
     def turn(self) -> None:
         """Pack a segment, if there are files enough or some have waited for long."""
-        if self._queue:
+        if self._queue.files:
             self._pack(self._take(self._runtime.monotonic()))
 
     def finish(self, deadline: float) -> None:
         """Pack all that waits, until `deadline`."""
-        while self._queue and self._runtime.monotonic() < deadline:
+        while self._queue.files and self._runtime.monotonic() < deadline:
             if not self._pack(self._take(self._runtime.monotonic() + LINGER_S)):
                 return
 
     def pack_these(self, files: Sequence[Small]) -> None:
-        """Make these one segment now, but for those that were changed; for who has looked for them.
+        """Make these one segment now, but for those that were changed; for a caller that searched
+        for them.
 
         They fit into a block. Raises: StoreError, OSError.
         """
         self._pack_now(files)
 
     def _take(self, now: float) -> list[Small]:
-        """Files that fill a block, or the last ones that nobody will join; none: not yet."""
-        with self._cond:
+        """Files that fill a block, or the last ones, where no more will come; none: not yet."""
+        waiting = self._queue.files
+        with self._queue.cond:
             taken: list[Small] = []
             room = self._blocks.block_bytes
             full = False
-            for ino, each in self._queue.items():
+            for ino, each in waiting.items():
                 full = each.piece.length > room or len(taken) == MEMBERS_MAX
                 if full or each.since > now - QUIET_S:
                     break
                 taken.append(Small(ino, each.piece))
                 room -= each.piece.length
             self._goes_on = full
-            if not full and taken and self._queue[taken[0].ino].since > now - LINGER_S:
+            if not full and taken and waiting[taken[0].ino].since > now - LINGER_S:
                 return []
             for small in taken:
-                del self._queue[small.ino]
-        return taken if len(taken) >= MEMBERS_MIN else []
+                del waiting[small.ino]
+        return taken if len(taken) >= tidy_queue.MEMBERS_MIN else []
 
     def _pack(self, files: Sequence[Small]) -> bool:
         """Make these one segment; False where it can't be now, and they wait once more.
@@ -153,8 +123,8 @@ class Packer:
             raise
         finally:
             if not done:
-                self.again(files)
-                with self._cond:
+                self._queue.again(files)
+                with self._queue.cond:
                     self._goes_on = False
         return done
 
@@ -171,7 +141,7 @@ class Packer:
                 found = self._gather(files, memoryview(block))
             finally:
                 self._data.epoch.end(generation)
-            return len(found) < MEMBERS_MIN or self._store(found, block)
+            return len(found) < tidy_queue.MEMBERS_MIN or self._store(found, block)
         finally:
             budget.uncharge(size)
 
@@ -193,15 +163,14 @@ class Packer:
         """What a thread of the pool does. Raises: Unavailable, OSError."""
         piece, at = file.piece, 0
         try:
-            for block, begin, end, _ in block_ranges(
-                piece, piece.off, piece.length, self._blocks.block_bytes
+            for read in reads_of(
+                piece, piece.off, piece.length, Access.RANDOM, self._blocks.block_bytes
             ):
-                into[at : at + end - begin] = self._blocks.read(
-                    piece.id, piece.size, block, begin, end
-                )
-                at += end - begin
+                end = at + read.end - read.begin
+                into[at:end] = self._blocks.read(read)
+                at = end
         except (ObjectMissing, ObjectDamaged) as error:
-            self.on_unreadable(file.ino, error)
+            self._unreadable(file.ino, error)
         else:
             found.append((file, off))
 
@@ -253,6 +222,6 @@ class Packer:
             raise
 
 
-def _pass_over(ino: Ino, error: Exception) -> None:
-    """Who reads the file will say so."""
+def pass_over(ino: Ino, error: Exception) -> None:
+    """A later read of the file reports the error."""
     log.debug("inode %d is not packed: %s", ino, error)

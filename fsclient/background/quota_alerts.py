@@ -1,7 +1,7 @@
 """Quotas that are nearly full: a warning in the log, numbers in `.stats`, lines in `status`.
 
-The leader looks for all every LOOK_S and warns once when a quota passes a mark; everybody's
-`.stats` looks when it is read.
+The leader looks for all every LOOK_S and warns once when a quota passes a mark; each client looks
+when its `.stats` is read.
 
 Threading: any method from any thread; what was found is replaced whole.
 """

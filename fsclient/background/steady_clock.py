@@ -1,7 +1,7 @@
 """The time, for work that deletes by age: the metadata store's clock, whose leaps do not count.
 
 All clients ask one clock where the store has one; that of a host may be wrong by days, and so may
-the store's. A clock that is set, forwards or back, is believed only after BELIEVE_S; until then
+the store's. A clock that is set, forwards or back, is trusted only after BELIEVE_S; until then
 time goes on as it did. So an hour of a wrong clock lets nothing expire too early.
 
 Threading: each user has one of its own.
@@ -25,12 +25,12 @@ class SteadyClock:
     def __init__(self, wall_ns: Callable[[], int], monotonic: Callable[[], float]) -> None:
         self._wall_ns = wall_ns
         self._monotonic = monotonic
-        self._offset: float | None = None  # of the wall clock to the monotonic one, as believed
+        self._offset: float | None = None  # of the wall clock to the monotonic one, as trusted
         self._other = 0.0  # what the clock says since it has leapt
         self._since: float | None = None  # when it did
 
     def now_ns(self) -> int:
-        """The time, as far as it is believed. Raises: StoreError."""
+        """The time, as far as it is trusted. Raises: StoreError."""
         wall_s, now = self._wall_ns() / 1e9, self._monotonic()
         offset = wall_s - now
         if self._offset is None or abs(offset - self._offset) <= LEAP_S:

@@ -1,10 +1,10 @@
-"""Emptying the trash: hours that are over their days go, and the oldest where room is short.
+"""Emptying the trash: expired buckets go, and the oldest ones where space is short.
 
 What is in the trash counts against the volume's limits. So that deleting helps where a volume is
-full, the oldest hours go early from FULL on, until it is filled to ROOMY or the trash is empty.
+full, the oldest buckets go early from FULL on, until it is filled to ROOMY or the trash is empty.
 
-A client may put things into any hour, for its clock may be wrong. So an hour that is empty is
-looked at again after FORGET_S, and forgotten if nobody has noted meanwhile that it is used.
+A client may put things into any bucket, for its clock may be wrong. So an empty bucket is dropped
+only if no client re-registers it for FORGET_S.
 
 Threading: the leader's.
 """
@@ -91,7 +91,8 @@ class TrashExpiry:
         return self._runtime.monotonic() - when if was_noted == noted else -1.0
 
     def _forget(self, hour: Ino, noted: bytes) -> None:
-        """An hour was empty: it is not listed any more, once nobody has noted it for long."""
+        """A bucket was empty: it is not listed any more, once no client has registered it for
+        long."""
         empty_s = self._empty_s(hour, noted)
         if empty_s < 0:
             self._emptied[hour] = noted, self._runtime.monotonic()

@@ -3,11 +3,12 @@
 The name is `user.slicefs.clone.` and a word of the asker's choice, on the directory that the clone
 is to be in, or that a snapshot is to be taken of. Setting it begins a job, or stops it; getting it
 tells how far the job is. It is answered by the VFS, not stored and not listed. The kernel lets only
-those set it who may write there; whether they could come to the source, and what they may read of
-it, is judged here, with the groups that /proc tells of them.
+callers set it that may write there; whether a caller may reach the source, and what it may read of
+it, is checked here, with the caller's groups from /proc.
 
-A job belongs to the user who began it: words of others mean other jobs, and each user has places of
-its own. One that is over is forgotten when the user has been told, or has had MANY since.
+A job belongs to the user that began it: the same word of another user names another job, and each
+user has a limit of its own. A finished job is forgotten when the user has read its result, or has
+had MANY since.
 
 Threading: a thread for each job; the table is guarded by its lock.
 """
@@ -27,14 +28,14 @@ from fsclient.files.file_io import FileIO
 from fsclient.files.setid_bits import groups_of
 from fsclient.kernel.cache_leases import CacheLeases
 from fsclient.volume.mount_root import require_way
-from fsmeta.admin.clones import CloneBuilder, Tree
+from fsmeta.admin.clones import CloneBuilder, CloneTree
 from fsmeta.admin.snapshots import Taker
 from fsmeta.errors import StoreError
 from fsmeta.meta.meta import Meta
 from fsmeta.rules.context import check_name
 from fsmeta.runtime import Runtime, Thread
 from fsmeta.schema import keys
-from fsmeta.schema.snapshot_inos import shelf_of
+from fsmeta.schema.snapshot_inos import snapshot_dir_of
 from fsmeta.types import Caller, Ino
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ AT_ONCE: Final = 4  # jobs of a user that run; each has a thread and a commit un
 ALL_AT_ONCE: Final = 16  # of all users but root, whose jobs find a place always
 
 
-class _Job:
+class _CloneJob:
     """One clone under way, or over."""
 
     def __init__(self) -> None:
@@ -79,14 +80,15 @@ class Cloner:
     def __init__(self, meta: Meta, io: FileIO, coherence: CacheLeases, runtime: Runtime) -> None:
         self._meta = meta
         self._coherence = coherence
+        self.confined = False  # no snapshots are taken
         # where what is made of an inode is made, once all is there that was done before; told
         # whether to give up
-        self.tree: Callable[[Ino, Callable[[], bool]], Tree] = lambda _source, _stopped: meta
+        self.tree: Callable[[Ino, Callable[[], bool]], CloneTree] = lambda _source, _stopped: meta
         self._io = io
         self._runtime = runtime
         self._lock = runtime.lock()
         # by user and word, the first begun first; guarded by _lock
-        self._jobs: OrderedDict[tuple[int, bytes], _Job] = OrderedDict()
+        self._jobs: OrderedDict[tuple[int, bytes], _CloneJob] = OrderedDict()
 
     def ask(self, caller: Caller, root: Ino, parent: Ino, name: bytes, value: bytes) -> None:
         """Begin the job `name` in a mount of `root`, or stop it.
@@ -99,15 +101,17 @@ class Cloner:
             source, new_name = Ino(int(wish["source"])), os.fsencode(wish["name"])
             what = bool(wish["preserve"]), bool(wish.get("snapshot"))
             wanted = _Wish(root, source, parent, new_name, *what)
-            if not stop and not wanted.snapshot:  # a snapshot's is judged with its place
+            if not stop and not wanted.snapshot:  # a snapshot's is checked with its place
                 check_name(new_name)
             keys.inode_row(source)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise OSError(errno.EINVAL, f"no wish for a clone: {value!r}") from error
+            raise OSError(errno.EINVAL, f"not a request for a clone: {value!r}") from error
         except struct.error as error:
             raise OSError(errno.EINVAL, f"no inode has the number {source}") from error
         if (wanted.preserve or wanted.snapshot) and caller.uid != 0:
             raise OSError(errno.EPERM, "only root takes snapshots, and gives files to others")
+        if wanted.snapshot and self.confined:
+            raise OSError(errno.EPERM, "no snapshots are taken through this mount")
         with self._lock:
             known = self._jobs.get((caller.uid, name))
             if stop or known is not None:
@@ -123,7 +127,7 @@ class Cloner:
 
         job.thread = self._runtime.spawn("clone", work)
 
-    def _enter(self, uid: int, name: bytes) -> _Job:
+    def _enter(self, uid: int, name: bytes) -> _CloneJob:
         """A place for a new job; `_lock` is held. Raises: EAGAIN."""
         running = [owner for (owner, _), each in self._jobs.items() if not each.done]
         others = sum(owner != 0 for owner in running)
@@ -132,10 +136,10 @@ class Cloner:
         over = [key for key, each in self._jobs.items() if key[0] == uid and each.done]
         for key in over[: max(0, len(over) - MANY + 1)]:
             del self._jobs[key]
-        job = self._jobs[uid, name] = _Job()
+        job = self._jobs[uid, name] = _CloneJob()
         return job
 
-    def _run(self, job: _Job, caller: Caller, wanted: _Wish) -> None:
+    def _run(self, job: _CloneJob, caller: Caller, wanted: _Wish) -> None:
         try:
             for ino, error in self._io.flush_all():
                 log.warning("clone: inode %d is cloned as it was stored: %s", ino, error)
@@ -156,10 +160,10 @@ class Cloner:
         finally:
             job.done = True
 
-    def _take(self, job: _Job, tree: Tree, caller: Caller, wanted: _Wish) -> None:
+    def _take(self, job: _CloneJob, tree: CloneTree, caller: Caller, wanted: _Wish) -> None:
         job.builder = taker = Taker(tree, caller, self._runtime.now_ns, lambda: job.stopped)
         job.changed = taker.take(wanted.source, wanted.name).changed
-        self._coherence.named(shelf_of(wanted.source))
+        self._coherence.named(snapshot_dir_of(wanted.source))
 
     def tell(self, caller: Caller, name: bytes) -> bytes:
         """How far a job of the caller is, as JSON. Raises: ENODATA."""

@@ -15,9 +15,10 @@ from functools import partial
 from typing import Final
 
 from fsclient.background.compactor import Compactor
+from fsclient.background.tidy_queue import TidyQueue
 from fsclient.control.job_threads import JobThreads
 from fsclient.files.file_io import FileIO
-from fsclient.files.open_files import OpenFiles
+from fsclient.files.handles.open_files import OpenFiles
 from fsclient.kernel.later import Later
 from fsdata.blocks.blocks import BlockStore
 from fsmeta.meta.meta import Meta
@@ -55,9 +56,9 @@ class Compaction:
         self._jobs.close()
 
     def _compact(self, ino: Ino) -> bytes:
-        self._io.flush_open(ino)
+        self._io.unstored.flush_open(ino)
         # one of its own, whose count is that of this file
-        compactor = Compactor(self._meta, self._blocks, self._files, self._runtime.condition())
+        compactor = Compactor(self._meta, self._blocks, self._files, TidyQueue(self._runtime))
         indexes = list(self._meta.ranges.chunks(ino))
         for index in indexes:
             compactor.compact(ino, index)

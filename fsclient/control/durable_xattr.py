@@ -1,4 +1,4 @@
-"""The xattr `user.slicefs.durable`: whether others see a file, and the store has its data.
+"""The xattr `user.slicefs.durable`: whether other clients see a file, and the store has its data.
 
 `1`, or `0` while something of it waits; of a directory: while anything waits that is published in
 order with it. `….flush` first stores what is written to files that are open; `….wait` answers when
@@ -6,7 +6,7 @@ it is `1`, or after WAIT_S: `slicefs flush` asks anew. Any user may ask, as ofte
 started: what takes a while holds no thread that serves.
 
 Threading: any thread. The thread `durable` is there while anything waits; `_cond` guards what does,
-and is held across nothing.
+and is held across nothing. It is that of `WriteBack`, which is notified of publications.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import errno
 from functools import partial
 from typing import Final
 
-from fsclient.control.job_threads import JobThreads, interrupted
+from fsclient.control.job_threads import JobThreads
 from fsclient.files.file_io import FileIO
-from fsclient.kernel.later import Later, Outcome, Take
+from fsclient.kernel.later import Later, Outcome, Take, interrupted
 from fsclient.writeback.writeback import WriteBack
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime, Thread
 from fsmeta.types import ROOT_CALLER, Ino
-from fsmeta.writeback.publish_queue import Goal
+from fsmeta.writeback.backlog.publish_queue import Goal
 
 DURABLE_XATTR: Final = b"user.slicefs.durable"
 FLUSH_XATTR: Final = DURABLE_XATTR + b".flush"
 WAIT_XATTR: Final = DURABLE_XATTR + b".wait"
 WAIT_S: Final = 2.0
-LOOK_S: Final = 0.1  # publications nudge the thread, other news don't
-WAITS_MAX: Final = 10_000  # beyond them who asks is told how it is now
+LOOK_S: Final = 0.1  # publications wake the thread, other events don't
+WAITS_MAX: Final = 10_000  # beyond them a request is answered at once
 FLUSHES_AT_ONCE: Final = 4
 
 
@@ -47,12 +47,14 @@ class _Wait:
 class Durable:
     """Answers for one mount."""
 
-    def __init__(self, meta: Meta, io: FileIO, runtime: Runtime) -> None:
+    def __init__(
+        self, meta: Meta, io: FileIO, runtime: Runtime, writeback: WriteBack | None
+    ) -> None:
         self._meta = meta
         self._io = io
         self._runtime = runtime
         self._flushes = JobThreads(runtime, "flush", FLUSHES_AT_ONCE)
-        self._cond = runtime.condition()
+        self._cond = runtime.condition() if writeback is None else writeback.publications
         self._waits: list[_Wait] = []  # guarded by _cond
         self._thread: Thread | None = None  # guarded by _cond
         self._closed = False  # guarded by _cond
@@ -76,10 +78,10 @@ class Durable:
 
     def syncfs(self) -> Later[None]:
         """syncfs(2), which takes as long as a flush of all. Raises: EAGAIN."""
-        return self._flushes.later(self._io.syncfs)
+        return self._flushes.later(self._io.unstored.syncfs)
 
     def close(self) -> None:
-        """Answer who waits, and end the threads."""
+        """Answer all waiting requests, and end the threads."""
         self._flushes.close()
         with self._cond:
             self._closed = True
@@ -88,18 +90,12 @@ class Durable:
         if thread is not None:
             thread.join()
 
-    def nudge(self) -> None:
-        """Something was published."""
-        if self._waits:
-            with self._cond:
-                self._cond.notify_all()
-
     def _whole(self, ino: Ino) -> Ino | None:
         """None for a directory: anything may be below it."""
         return None if self._meta.getattr(ROOT_CALLER, ino).is_dir else ino
 
     def _unstored(self, ino: Ino) -> bool:
-        return self._io.has_unstored(self._whole(ino))
+        return self._io.unstored.has_any(self._whole(ino))
 
     def _tell(self, writeback: WriteBack | None, ino: Ino) -> bytes:
         if self._unstored(ino):
@@ -107,7 +103,7 @@ class Durable:
         return b"1" if writeback is None or writeback.is_durable(ino) else b"0"
 
     def _flush(self, writeback: WriteBack | None, ino: Ino) -> bytes:
-        self._io.flush_open(self._whole(ino))
+        self._io.unstored.flush_open(self._whole(ino))
         return self._tell(writeback, ino)
 
     # --- waiting ---------------------------------------------------------------------------------
@@ -133,7 +129,7 @@ class Durable:
         return Later(begin, cancel)
 
     def _run(self, writeback: WriteBack) -> None:
-        """Answer who has waited long enough, until nobody waits."""
+        """Answer requests that have waited long enough, until none waits."""
         while True:
             with self._cond:
                 if not self._waits:

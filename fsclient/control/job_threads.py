@@ -1,8 +1,8 @@
-"""What requests ask for and may take long, on threads of its own: none that serves is held.
+"""Runs long jobs of requests on threads of its own, so that no serving thread is held.
 
 Called by what answers a request with a `Later`. Threads come with the first job, a few at most, and
-end when there is none; the others wait in order. Who is interrupted is answered, and what has begun
-goes on.
+end when there is none; the others wait in order. An interrupted request is answered, and a job that
+has begun goes on.
 
 Threading: any thread; `_lock` is a leaf, jobs run and outcomes are given without it.
 """
@@ -13,9 +13,9 @@ import errno
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
-from fsclient.kernel.later import Later, Outcome, Take
+from fsclient.kernel.later import Later, Outcome, Take, interrupted, outcome_of
 from fsmeta.runtime import Runtime, Thread
 
 T = TypeVar("T")
@@ -23,13 +23,8 @@ T = TypeVar("T")
 QUEUE_MAX: Final = 10_000  # jobs that wait; each is a process that waits for its answer
 
 
-def interrupted() -> NoReturn:
-    """The outcome of what is cancelled. Raises: EINTR."""
-    raise OSError(errno.EINTR, "interrupted")
-
-
-class _Job:
-    """Something to do, and whom to tell; `take` is None once that was told."""
+class _QueuedJob:
+    """Something to do, and the taker of its outcome; `take` is None once it has that."""
 
     def __init__(self, work: Callable[[], Any], take: Take[Any]) -> None:
         self.work = work
@@ -44,15 +39,15 @@ class JobThreads:
         self._name = name
         self._at_once = at_once
         self._lock = runtime.lock()
-        self._queue: deque[_Job] = deque()  # guarded by _lock
+        self._queue: deque[_QueuedJob] = deque()  # guarded by _lock
         self._threads: list[Thread] = []  # guarded by _lock
 
     def later(self, work: Callable[[], T]) -> Later[T]:
         """What `work` returns or raises. Raises: EAGAIN where too much waits."""
-        jobs: list[_Job] = []
+        jobs: list[_QueuedJob] = []
 
         def begin(take: Take[T]) -> None:
-            jobs.append(_Job(work, take))
+            jobs.append(_QueuedJob(work, take))
             self._add(jobs[0])
 
         def cancel() -> None:
@@ -73,7 +68,7 @@ class JobThreads:
             for thread in threads:
                 thread.join()
 
-    def _add(self, job: _Job) -> None:
+    def _add(self, job: _QueuedJob) -> None:
         with self._lock:
             self._queue.append(job)
             if len(self._threads) >= self._at_once:
@@ -90,23 +85,10 @@ class JobThreads:
                     return
                 job = self._queue.popleft()
             if job.take is not None:  # else it was cancelled while it waited
-                self._tell(job, _done(job.work))
+                self._tell(job, outcome_of(job.work))
 
-    def _tell(self, job: _Job, outcome: Outcome[Any]) -> None:
+    def _tell(self, job: _QueuedJob, outcome: Outcome[Any]) -> None:
         with self._lock:
             take, job.take = job.take, None
         if take is not None:
             take(outcome)
-
-
-def _done(work: Callable[[], T]) -> Outcome[T]:
-    """The outcome of `work`, which has been done when this returns."""
-    try:
-        value = work()
-    except Exception as error:  # noqa: BLE001  (whoever takes the outcome meets it)
-        return partial(_raise, error)
-    return lambda: value
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error

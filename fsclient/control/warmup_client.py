@@ -4,7 +4,7 @@ The command walks and the mount fetches (`fsclient/control/warmup_server`). Requ
 for as many parts of files as there are threads, a part being a chunk of a large file; nothing is
 remembered of files that are done, so memory does not grow with their number.
 
-Threading: `Run.run` is called once, and has threads of its own; what they share is guarded by
+Threading: `WarmupRun.run` is called once, and has threads of its own; what they share is guarded by
 `_cond`. `done` is called by one of them at a time.
 """
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fsclient.control.warmup_server import WARM_XATTR, Why
+from fsclient.kernel.xattr_names import ATTACHED_XATTR
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import Runtime
 from fsmeta.types import CHUNK_BYTES
@@ -34,6 +35,8 @@ _GONE: Final = (errno.ENOENT, errno.ESTALE)
 WHY: Final[Mapping[str, str]] = {
     Why.ROOM: "no room on the cache disk",
     Why.DISK: "its cache disk is put aside",
+    Why.CHANGED: "its object has changed: run `slicefs attach` again",
+    Why.BUCKET: "this mount can't read its bucket: see the mount's keys",
     Why.MISSING: "an object is missing: see `slicefs fsck`",
     Why.DAMAGED: "an object is damaged: see `slicefs scrub`",
 }
@@ -49,7 +52,7 @@ class CachedShare(NamedTuple):
     device: int
 
 
-class Done(NamedTuple):
+class WarmedFile(NamedTuple):
     """What became of a file; `counts` are those of the mount's answers, added up."""
 
     found: CachedShare
@@ -68,7 +71,7 @@ class Gone(Exception):
 def pattern(glob: str) -> re.Pattern[str]:
     """What a pattern means for a path below a directory.
 
-    Without a slash it is for names at any depth; `**` stands for any directories.
+    Without a slash it is for names at any depth; `**` matches any directories.
     """
     if not glob.strip("/"):
         raise ConfigError(f"--glob {glob!r}: a pattern like '*.tar' or 'train/**'")
@@ -139,8 +142,18 @@ def _entry(entry: os.DirEntry[str]) -> CachedShare | None:
 
 
 def _found(path: str, what: os.stat_result) -> CachedShare:
-    dense = 2 * BLOCK_UNIT * what.st_blocks >= what.st_size
+    dense = 2 * BLOCK_UNIT * what.st_blocks >= what.st_size or (
+        not what.st_blocks and what.st_size > CHUNK_BYTES and _is_attached(path)
+    )
     return CachedShare(path, what.st_size, dense, what.st_dev)
+
+
+def _is_attached(path: str) -> bool:
+    """Whether a file that takes no space has bytes elsewhere."""
+    try:
+        return bool(os.getxattr(path, ATTACHED_XATTR))
+    except OSError:
+        return False
 
 
 # --- asking --------------------------------------------------------------------------------------
@@ -210,13 +223,13 @@ class _File:
         self.why = ""
 
 
-class _Part(NamedTuple):
+class _FileRange(NamedTuple):
     file: _File
     begin: int
     end: int
 
 
-class Run:
+class WarmupRun:
     """Files on their way through a mount."""
 
     def __init__(
@@ -225,7 +238,7 @@ class Run:
         verb: Callable[[int], str],
         threads: int,
         roots: Callable[[int], Sequence[str]],
-        done: Callable[[Done], None],
+        done: Callable[[WarmedFile], None],
         pages: bool = False,
     ) -> None:
         """`verb(device)`: see `control/warmup_server`; "" asks that mount nothing. `roots(device)`:
@@ -238,7 +251,7 @@ class Run:
         self._pages = pages
         self._threads = threads
         self._cond = runtime.condition()
-        self._parts: deque[_Part] = deque()  # guarded by _cond, as all below
+        self._parts: deque[_FileRange] = deque()  # guarded by _cond, as all below
         self._flying = 0
         self._ended = False
         self._stopped = ""  # why nothing more is to be begun
@@ -280,7 +293,7 @@ class Run:
             with self._cond:
                 self._finish(file)
         for begin in begins:
-            part = _Part(file, begin, min(found.size, begin + step))
+            part = _FileRange(file, begin, min(found.size, begin + step))
             self._wait(lambda: len(self._parts) < QUEUED * self._threads, show)
             with self._cond:
                 self._parts.append(part)
@@ -309,11 +322,11 @@ class Run:
                 self._stop(str(error))
             try:
                 self._leave(part)
-            except OSError as error:  # who is told has seen enough (EPIPE)
+            except OSError as error:  # the reader of the output has gone (EPIPE)
                 self._error = error
                 self._stop("told")
 
-    def _leave(self, part: _Part) -> None:
+    def _leave(self, part: _FileRange) -> None:
         """A part is through. Raises: what `done` does."""
         with self._cond:
             self._flying -= 1
@@ -323,7 +336,7 @@ class Run:
             if not part.file.left:
                 self._finish(part.file)
 
-    def _next(self) -> _Part | None:
+    def _next(self) -> _FileRange | None:
         with self._cond:
             while not self._parts:
                 if self._ended or self._stopped:
@@ -336,9 +349,9 @@ class Run:
     def _finish(self, file: _File) -> None:
         """The caller holds the lock."""
         if not self._stopped:
-            self._done(Done(file.found, file.counts, file.disks, file.why))
+            self._done(WarmedFile(file.found, file.counts, file.disks, file.why))
 
-    def _take(self, part: _Part, buffer: bytearray) -> None:
+    def _take(self, part: _FileRange, buffer: bytearray) -> None:
         """Have one part done. Raises: Gone."""
         verb = self._verb(part.file.found.device)
         asking = bool(verb)
@@ -361,7 +374,7 @@ class Run:
         with self._cond:
             file.why = file.why or why
 
-    def _ask(self, part: _Part, verb: str) -> None:
+    def _ask(self, part: _FileRange, verb: str) -> None:
         """Ask until the mount is through with it. Raises: OSError, Gone."""
         path, begin = part.file.found.path, part.begin
         give_up = self._runtime.monotonic() + BUSY_S_MAX
@@ -396,7 +409,7 @@ class Run:
                     file.counts[name] = file.counts.get(name, 0) + count
                     self.bytes += count if name in ("fetched", "there", "evicted") else 0
 
-    def _touch_pages(self, part: _Part, verb: str, buffer: bytearray) -> None:
+    def _touch_pages(self, part: _FileRange, verb: str, buffer: bytearray) -> None:
         """Have the kernel keep the pages, or let go of them. Raises: OSError."""
         fd = os.open(part.file.found.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -408,7 +421,7 @@ class Run:
         finally:
             os.close(fd)
 
-    def _read(self, fd: int, part: _Part, view: memoryview) -> None:
+    def _read(self, fd: int, part: _FileRange, view: memoryview) -> None:
         """Read what is data, and no holes: of those there may be any amount. Raises: OSError."""
         at = stop = part.begin
         while not self._stopped:

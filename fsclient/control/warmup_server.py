@@ -2,12 +2,12 @@
 
 That name alone tells what caches there are. `….VERB.BEGIN.END` does something with the bytes
 `BEGIN..END` of a file and answers when it is done, or after STEP_S with the place to go on from.
-Both are answered by the VFS as JSON, not stored and not listed. The kernel lets only those ask who
-may read the file, and reading it would bring it into the caches just as well; what others read from
-is removed only for root and the file's owner.
+Both are answered by the VFS as JSON, not stored and not listed. The kernel lets only callers ask
+that may read the file, and reading it would fill the caches just as well; cached data that other
+users read too is removed only for root and the file's owner.
 
-There are no jobs: who no longer asks has stopped, and what is cached is not fetched again, so
-asking from the start goes on where it was.
+There are no jobs: a command that no longer asks has stopped. Cached data is not fetched again, so a
+new command that asks from the start goes on where the last one was.
 
 Threading: any method from any thread; `_lock` is a leaf.
 """
@@ -17,11 +17,12 @@ from __future__ import annotations
 import errno
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from fsdata.attached.objects import AttachedObjects
 from fsdata.blocks.warmup import Warming, WarmupRequest
 from fsdata.disk_cache.cache import DiskCache, Fill
 from fsdata.format.geometry import block_ranges
@@ -30,7 +31,7 @@ from fsmeta.errors import ObjectDamaged, ObjectMissing, StoreError
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime
 from fsmeta.slices import resolve
-from fsmeta.types import CHUNK_BYTES, ROOT_CALLER, Caller, Ino
+from fsmeta.types import CHUNK_BYTES, FLAG_ATTACHED, ROOT_CALLER, Attr, Caller, Ino
 
 WARM_XATTR: Final = b"user.slicefs.warm"
 STEP_S: Final = 1.0  # a thread that serves is taken for so long, and for one block more
@@ -49,6 +50,8 @@ class Why(StrEnum):
     ROOM = "room"
     DISK = "disk"
     MISSING = "missing"
+    CHANGED = "changed"
+    BUCKET = "bucket"
     DAMAGED = "damaged"
     STORE = "store"
 
@@ -56,12 +59,17 @@ class Why(StrEnum):
 _WHY: Final = {Fill.NO_ROOM: Why.ROOM, Fill.NO_DISK: Why.DISK}
 
 
-class _Part(NamedTuple):
+class _BucketUnreadable(Exception):
+    """The mount can't read what an attached file shows."""
+
+
+class _BlockRange(NamedTuple):
     """Bytes of a file that lie in one block."""
 
     begin: int  # in the file
     end: int
     wanted: WarmupRequest
+    parts: Sequence[WarmupRequest] = ()  # smaller blocks with bytes of it
 
 
 class _Tally:
@@ -92,7 +100,7 @@ class _Tally:
         return json.dumps(shown, separators=(",", ":")).encode()
 
 
-_Act: TypeAlias = Callable[[_Part, _Tally], None]
+_Act: TypeAlias = Callable[[_BlockRange, _Tally], None]
 
 
 class Warmer:
@@ -105,6 +113,7 @@ class Warmer:
         epoch: ReadEpoch,
         warming: Warming,
         disks: DiskCache | None,
+        attached: AttachedObjects,
     ) -> None:
         self._runtime = runtime
         self._meta = meta
@@ -112,6 +121,7 @@ class Warmer:
         self._epoch = epoch
         self._warming = warming
         self._disks = disks
+        self._attached = attached
         self._lock = runtime.lock()
         self._requests = 0  # guarded by _lock
         self._acts: dict[str, _Act] = {
@@ -146,8 +156,13 @@ class Warmer:
                 self._know(ino, begin, min(end, attr.size), tally)
             else:
                 self._runtime.will_wait()
+                end = min(end, attr.size)
                 with self._epoch.reading():
-                    self._step(ino, min(end, attr.size), self._acts[verb], tally)
+                    try:
+                        self._step(ino, end, self._acts[verb], tally)
+                    except _BucketUnreadable:
+                        tally.fail(end - (tally.next or 0), Why.BUCKET)
+                        tally.next = None
         return tally.packed()
 
     def _tell(self) -> bytes:
@@ -223,8 +238,12 @@ class Warmer:
         tally.next = None
         return True
 
-    def _parts(self, ino: Ino, begin: int, end: int) -> Iterator[_Part]:
+    def _parts(self, ino: Ino, begin: int, end: int) -> Iterator[_BlockRange]:
         """The blocks that a part of a file shows, in order."""
+        attr = self._meta.getattr(ROOT_CALLER, ino)
+        if attr.flags & FLAG_ATTACHED:
+            yield from self._parts_of_object(attr, begin, end)
+            return
         for index in self._chunks(ino, begin, end):
             base = index * CHUNK_BYTES
             for segment in resolve(self._meta.read_chunk(ino, index)):
@@ -235,24 +254,47 @@ class Warmer:
                     continue
                 off = segment.off + at - base - segment.pos
                 for block, first, stop, _ in block_ranges(piece, off, size, self._block_bytes):
-                    yield _Part(at, at + stop - first, WarmupRequest(piece.id, piece.size, block))
+                    yield _BlockRange(
+                        at, at + stop - first, WarmupRequest(piece.id, piece.size, block)
+                    )
                     at += stop - first
+
+    def _parts_of_object(self, attr: Attr, begin: int, end: int) -> Iterator[_BlockRange]:
+        """The same of an attached file; none where no disk may have them.
+
+        Raises: _BucketUnreadable.
+        """
+        try:
+            shown = self._attached.warmed(attr.ino, attr.size)
+        except OSError as error:
+            if error.errno == errno.ENODATA:
+                return  # it has just got bytes of its own
+            if error.errno != errno.EIO:
+                raise
+            raise _BucketUnreadable from error
+        if shown is None:
+            return
+        for wanted in shown.whole.requests(begin, end):
+            first = wanted.block * shown.whole.blocks.block_bytes
+            stop = min(first + shown.whole.blocks.block_bytes, end, attr.size)
+            parts = tuple(shown.parts.requests(first, stop))
+            yield _BlockRange(max(begin, first), stop, wanted, parts)
 
     # --- what is done with a block ---------------------------------------------------------------
 
-    def _to_disk(self, part: _Part, tally: _Tally) -> None:
+    def _to_disk(self, part: _BlockRange, tally: _Tally) -> None:
         self._bring(part, tally, (self._warming.to_disk,))
 
-    def _to_memory(self, part: _Part, tally: _Tally) -> None:
+    def _to_memory(self, part: _BlockRange, tally: _Tally) -> None:
         self._bring(part, tally, (self._warming.to_memory,))
 
-    def _to_both(self, part: _Part, tally: _Tally) -> None:
+    def _to_both(self, part: _BlockRange, tally: _Tally) -> None:
         self._bring(part, tally, (self._warming.to_disk, self._warming.to_memory))
 
     def _bring(
-        self, part: _Part, tally: _Tally, ways: tuple[Callable[[WarmupRequest], Fill], ...]
+        self, part: _BlockRange, tally: _Tally, ways: tuple[Callable[[WarmupRequest], Fill], ...]
     ) -> None:
-        """Raises: ObjectMissing."""
+        """Raises: ObjectMissing, _BucketUnreadable."""
         size = part.end - part.begin
         try:
             fills = [way(part.wanted) for way in ways]
@@ -261,8 +303,13 @@ class Warmer:
             return
         except ObjectMissing:
             raise
-        except (OSError, StoreError):
-            tally.why = Why.STORE.value
+        except (OSError, StoreError) as error:
+            if isinstance(error, OSError) and error.errno == errno.ESTALE:
+                tally.fail(size, Why.CHANGED)
+            elif part.wanted.blocks is not None:  # not the store that other files are in
+                raise _BucketUnreadable from error
+            else:
+                tally.why = Why.STORE.value
             return
         worst = max(fills, key=lambda fill: (fill in _WHY, fill is Fill.BUSY, fill))
         if worst is Fill.BUSY:
@@ -272,7 +319,7 @@ class Warmer:
         else:
             tally.add("fetched" if worst is Fill.MADE else "there", size)
 
-    def _check(self, part: _Part, tally: _Tally) -> None:
+    def _check(self, part: _BlockRange, tally: _Tally) -> None:
         size = part.end - part.begin
         where = self._warming.where(part.wanted)
         tally.add("data", size)
@@ -284,5 +331,5 @@ class Warmer:
             tally.add("memory", size)
         tally.add("cached", size if where.memory else on_disk)
 
-    def _evict(self, part: _Part, tally: _Tally) -> None:
-        tally.add("evicted", self._warming.evict(part.wanted))
+    def _evict(self, part: _BlockRange, tally: _Tally) -> None:
+        tally.add("evicted", sum(map(self._warming.evict, (part.wanted, *part.parts))))

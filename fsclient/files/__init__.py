@@ -1,1 +1,1 @@
-"""Open files of a mount: handles, reads and writes, commits of slices, and their errors."""
+"""Open files of a mount: opening, reads and writes, commits of slices, and their errors."""

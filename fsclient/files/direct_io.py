@@ -1,11 +1,11 @@
 """Which opens go past the kernel's pages, so that every read(2) and write(2) comes to us.
 
 Appends do, to stay in one piece. With `--direct-writes` so do files that are written from their
-begin, because copying what is written into pages takes as long as taking it does. The kernel drops
-the pages of a range before it sends a direct write, so whoever has pages could put old ones back.
-Therefore only who has a file for himself begins with it, all others that open the file meanwhile
-go past the pages, too, and what maps and sendfile(2) have made of it is dropped: after each
-write, which is late by a moment, and by the first open that uses pages again.
+beginning, because copying the data into pages takes as long as taking it does. The kernel drops the
+pages of a range before it sends a direct write, so a process with pages of the file could put old
+ones back. Therefore only the single opener of a file begins with it, every later opener goes past
+the pages, too, and pages made by maps and sendfile(2) are dropped: after each write, which is late
+by a moment, and by the first open that uses pages again.
 
 A read of pages that runs beside a write past them can leave old bytes in them, and zeros behind an
 append. The kernel drops what the write covers once more when it is answered, but not for handles
@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from fsclient.files.open_files import FileHandle, OpenFile, OpenFiles
+from fsclient.files.handles.open_files import FileHandle, OpenFile, OpenFiles
 
 DROPS_AFTER_MINOR: Final = 45  # of the FUSE protocol: Linux 6.18
 
@@ -31,7 +31,7 @@ class DirectIO:
 
     def __init__(self, files: OpenFiles) -> None:
         self._files = files
-        self.writes = False  # `--direct-writes`; set before anybody is told that it is mounted
+        self.writes = False  # `--direct-writes`; set before the mount is reported as ready
         self._drops_before = True  # what the kernel does for handles that are direct
         self._drops_after = True
 
@@ -53,8 +53,8 @@ class DirectIO:
     def opened(self, handle: FileHandle, flags: int) -> bool:
         """Whether a new handle is direct; `flags` are those of open(2)."""
         if flags & (os.O_ACCMODE | os.O_APPEND) == os.O_WRONLY | os.O_APPEND:
-            # Through its pages the kernel cuts a write(2) at the first that it does not hold. Who
-            # can only append has no use for them; mapping a file needs permission to read.
+            # Through its pages the kernel cuts a write(2) at the first that it does not hold. A
+            # handle that only appends has no use for them; mapping a file needs permission to read.
             return True
         if not self.writes:
             return False

@@ -1,7 +1,8 @@
-"""open, read, write, flush, fsync, release: where a handle meets slices and blocks.
+"""read, write, flush, fsync, release: where a handle meets slices and blocks.
 
-What a writer commits goes through `SliceCommitter`, and whether the kernel may keep its pages over
-an open is known to `PageCacheValidity`.
+`FileOpening` opens files, `UnstoredWrites` stores what was written. What a writer commits goes
+through `SliceCommitter`, and whether the kernel may keep its pages over an open is known to
+`PageCacheValidity`.
 
 Threading: called by the transport's threads, several for one file at once.
 """
@@ -11,29 +12,45 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
 
+from fsclient.attached.copy_up import CopyUp
 from fsclient.files.data_services import DataServices
 from fsclient.files.direct_io import DirectIO
-from fsclient.files.open_files import FileHandle, OpenFile, OpenFiles
+from fsclient.files.file_reads import FileReads
+from fsclient.files.handles.open_files import FileHandle, OpenFile, OpenFiles
+from fsclient.files.opening import FileOpening, PageRules
 from fsclient.files.page_cache_validity import PageCacheValidity
 from fsclient.files.quota_precheck import QuotaPrecheck
 from fsclient.files.setid_bits import DROP_SETGID, JUST_DROP, leaves_setgid, require_drop
-from fsclient.files.slice_committer import SliceCommitter
-from fsclient.files.unsynced_slices import UnsyncedSlices
-from fsclient.files.write_errors import Failed, WriteErrors, flush_together
+from fsclient.files.slice_committer import IGNORED, CommitPorts, SliceCommitter
+from fsclient.files.unstored_writes import UnstoredWrites
+from fsclient.files.write_errors import WriteErrors
 from fsclient.kernel.cache_leases import CacheLeases
-from fsclient.kernel.contract import Buffer, OpenOut
+from fsclient.kernel.contract import PLAIN_WRITE, Buffer, WriteHow
 from fsclient.kernel.later import Later
-from fsdata.files.reader import FileReader
+from fsclient.kernel.passthrough import Passthrough
+from fsclient.survival.records import NOT_KEPT, Keeper, Unsaved
+from fsdata.attached.objects import AttachedObjects
 from fsdata.files.write_services import WriteServices
 from fsdata.files.writer import FileWriter
-from fsmeta.errors import StoreError
+from fsmeta.errors import ShowsObject
 from fsmeta.meta.meta import Meta
-from fsmeta.rules import access
+from fsmeta.ops.names.attach import attached_object
 from fsmeta.runtime import Runtime
-from fsmeta.schema.trash import TRASH_INO
-from fsmeta.types import FILE_SIZE_MAX, ROOT_CALLER, Attr, Caller, Ino, SetAttr, SliceId
+from fsmeta.types import (
+    FILE_SIZE_MAX,
+    ROOT_CALLER,
+    Attr,
+    Caller,
+    Ino,
+    SetAttr,
+)
+
+_new: Final = tuple.__new__  # makes a NamedTuple in half the time of its constructor
+WHOLE_PIECE_BYTES: Final = 4 << 20  # of a file that is read as a whole
 
 
 class FileIO:
@@ -46,107 +63,76 @@ class FileIO:
         files: OpenFiles,
         coherence: CacheLeases,
         runtime: Runtime,
+        keeper: Keeper = NOT_KEPT,
+        ports: CommitPorts = IGNORED,
     ) -> None:
         self._coherence = coherence
         self._meta = meta
         self._data = data
         self._files = files
         self._runtime = runtime
+        self.keeper = keeper
+        self._keeps = keeper is not NOT_KEPT  # else it is not even asked
         self._versions = PageCacheValidity(runtime)
-        self._locked = PageCacheValidity(
-            runtime
-        )  # what the kernel believes of files that are locked
-        self.commits = SliceCommitter(meta, files, coherence, self._versions, self._locked)
-        self._side = WriteServices(runtime, data.blocks, data.budget, data.uploads, self.commits)
+        self._locked = PageCacheValidity(runtime)  # what the kernel caches of files that are locked
+        self.commits = SliceCommitter(
+            meta, files, coherence, self._versions, self._locked, keeper, ports
+        )
+        keep = keeper.written if self._keeps else None
+        self._side = WriteServices(
+            runtime, data.blocks, data.budget, data.uploads, self.commits, keep
+        )
         self.room = QuotaPrecheck(meta, data.uploads, runtime)
         self.direct = DirectIO(files)
-        self.unsynced = UnsyncedSlices(meta, data.blocks, runtime)
-        files.on_last = self.unsynced.closed
+        find = partial(meta.run, attached_object, ROOT_CALLER)
+        self.attached = AttachedObjects(runtime, find, data.attached)
+        self.copy_up = CopyUp(
+            meta, data.blocks, data.uploads, self.attached, runtime, self.room.require_space
+        )
+        self.reads = FileReads(meta, data, self.attached, runtime)
+        self.unsynced = files.unsynced
         self.losses = WriteErrors(runtime)
+        self.passthrough = Passthrough(runtime, data.whole, self._pieces)
+        self.unstored = UnstoredWrites(meta, files, self.losses, runtime)
+        self.flush_file = self.unstored.flush_file
+        self.flush_all = self.unstored.flush_all
+        pages = PageRules(self._versions, self.direct, self.passthrough, self.reads)
+        opening = FileOpening(meta, files, coherence, runtime, keeper, pages, self)
+        self.created = opening.created  # bound, as they are hot
+        self.open = opening.open
+        self.begin_open = opening.begin_open
+        self.open_plainly = opening.open_plainly
 
     # --- handles ---------------------------------------------------------------------------------
 
-    def created(self, attr: Attr, flags: int) -> OpenOut:
-        """The handle of a file just made."""
-        self._versions.still(attr)
-        fh, handle = self._files.enter(attr.ino, flags)
-        handle.file.learn(attr, 0)
-        return OpenOut(
-            fh,
-            keep_cache=True,
-            direct_io=self.direct.created(handle, flags),
-            no_flush=self._no_flush(handle),
-        )
-
-    def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool) -> OpenOut:
-        """open(2) of what exists. Raises: EACCES, EISDIR, ESTALE."""
-        # first the handle, then the file's fate: who deletes orphans asks what is open
-        # (`data/deletion`)
-        fh, handle = self._files.enter(ino, flags)
+    def _pieces(self, attr: Attr) -> Iterator[Buffer]:
+        """All bytes of a file that is not changed."""
+        fh, handle = self._files.enter(attr.ino, os.O_RDONLY)
         try:
-            return self._open(caller, fh, handle, flags, kill_suid)
-        except BaseException:
+            handle.file.learn(attr, handle.file.commits)
+            for at in range(0, attr.size, WHOLE_PIECE_BYTES):
+                yield from self.read(fh, at, min(WHOLE_PIECE_BYTES, attr.size - at))
+        finally:
             self.release(fh)
-            raise
-
-    def _open(
-        self, caller: Caller, fh: int, handle: FileHandle, flags: int, kill_suid: bool
-    ) -> OpenOut:
-        file = handle.file
-        commits = file.commits
-        attr = self._meta.open(caller, file.ino)
-        if attr.nlink == 0 or attr.parent >= TRASH_INO:
-            self._files.nameless.require_openable(attr, file.handles - 1)
-        self._meta.require(caller, attr, _mask(flags))
-        if attr.flags:
-            _require_flags(attr, flags)
-        if flags & os.O_TRUNC:
-            mode = attr.mode
-            want = SetAttr(size=0, mtime_now=True, kill_suid=kill_suid, opened=True)
-            attr = self.setattr(caller, file.ino, want)
-            if attr.mode != mode:
-                self._coherence.stale(file.ino)  # the answer to OPEN has no room for a mode
-        else:
-            file.learn(attr, commits)
-        self._coherence.opened(attr)
-        direct = self.direct.opened(handle, flags)
-        same = self._versions.still(attr, kept=not (direct and file.mixed))
-        if same is False:
-            self._forget_chunks(file)
-        handle.kept = bool(same) and not direct
-        return OpenOut(
-            fh,
-            keep_cache=handle.kept,
-            direct_io=direct,
-            no_flush=self._no_flush(handle),
-        )
-
-    def _no_flush(self, handle: FileHandle) -> bool:
-        """Whether close(2) need not tell us: nothing to be stored, no locks to be dropped."""
-        return not handle.writable and handle.file.ino not in self._files.locked
 
     def release(self, fh: int) -> None:
         """The last close(2) of a handle."""
         handle = self._files.file_handle(fh)
         if self._files.is_last(handle) and handle.file.dirty:
-            self._last_flush(handle.file)
+            self.unstored.last_flush(handle.file)
         gone = self._files.leave(fh)
+        if handle.counted:
+            self.passthrough.closed(handle.file.ino)
         if gone is None:
             return
+        if gone.unprivileged is not None:
+            self.keeper.unprivileged(gone.ino, None)
         if gone.writer is not None:
             lost = gone.dirty
             gone.writer.discard()
             if lost:  # the kernel has seen it written: its size and pages are the file's again
-                self._coherence.stale(gone.ino)
-                self._coherence.stale_pages(gone.ino)
-
-    def _last_flush(self, file: OpenFile) -> None:
-        """What close(2) could not store has one more chance; then it is lost, and we say so."""
-        assert file.writer is not None
-        try:
-            file.writer.flush()
-        except (OSError, StoreError) as error:
-            self.losses.closed(file.ino, error)
+                self._coherence.notices.stale(gone.ino)
+                self._coherence.notices.stale_pages(gone.ino)
 
     # --- data ------------------------------------------------------------------------------------
 
@@ -159,65 +145,27 @@ class FileIO:
             self._coherence.reading(file.ino)
         if file.lost:
             _require_locks(handle)
-        if handle.reader is None:
-            handle.reader = self._new_reader(file)
-        if file.writer is not None and file.writer.misplaced:
+        if file.writer is not None and file.writer.slices.misplaced:
             self.flush_file(file)
-        length = self._length(file, offset + size)
-        generation = self._data.epoch.begin()
-        try:
-            while True:
-                pieces = handle.reader.read(offset, size, length)
-                if not _end_in_zero(pieces) or not self._was_cut(file):
-                    return pieces
-                length = file.known_length
-        finally:
-            self._data.epoch.end(generation)
+        return self.reads.read(handle, offset, size)
 
-    def _new_reader(self, file: OpenFile) -> FileReader:
-        def peek(sid: SliceId, off: int, length: int) -> list[Buffer] | None:
-            writer = file.writer
-            return None if writer is None else writer.peek(sid, off, length)
+    def take_bytes(
+        self, ino: Ino, stopped: Callable[[], bool] | None = None, keep: int | None = None
+    ) -> None:
+        """Have an attached file hold its bytes, `keep` at most, so that they can be changed.
 
-        return FileReader(
-            self._runtime, self._data.blocks, file.slices, peek, self._data.prefetcher
-        )
-
-    def _length(self, file: OpenFile, end: int) -> int:
-        """How long the file is, asked anew where a read may go beyond what we know."""
-        while end > file.known_length:
-            commits = file.commits
-            attr = self._meta.getattr(ROOT_CALLER, file.ino)
-            if attr.size == file.length:
-                break
-            if file.learn(attr, commits):
-                self._forget_chunks(file)
-                break
-        return file.known_length
-
-    def _was_cut(self, file: OpenFile) -> bool:
-        """Whether others have cut the file since its length was asked for.
-
-        Its slices may be newer than its length; what was cut off then reads as zeros.
+        Raises: as `CopyUp.run`.
         """
-        if not file.unsure:
-            return False
-        before = file.known_length
-        commits = file.ask_length()
-        attr = self._meta.getattr(ROOT_CALLER, file.ino)
-        if attr.size == file.length:
-            return False
-        if file.learn(attr, commits):
-            self._forget_chunks(file)
-        return file.known_length < before
-
-    def _forget_chunks(self, file: OpenFile) -> None:
-        """Others changed the file: its slices are to be as new as its size.
-
-        News of one row may be on their way while another read has brought part of it already.
-        """
-        file.forget_chunks()
-        self._meta.forget_chunks([file.ino])
+        file = self._files.get(ino)
+        commits = None if file is None else file.commits
+        changed = self.copy_up.run(ino, keep, stopped)
+        if changed is None:
+            return
+        now = self._files.get(ino)
+        if now is not None:
+            now.committed(changed.after, commits if now is file else None)
+        self.commits.changed(ino, changed)
+        self._coherence.notices.stale(ino)  # it takes space now
 
     def write(
         self,
@@ -225,11 +173,10 @@ class FileIO:
         fh: int,
         offset: int,
         data: memoryview,
-        kill_suid: bool,
-        append: bool,
-        past_pages: bool = False,
+        how: WriteHow = PLAIN_WRITE,
     ) -> int:
-        """Take `data` for `offset`, or for the end of the file wherever that is by then.
+        """Take `data` for `offset`, or, of an append, for the end of the file wherever that is by
+        then.
 
         Returns how many bytes, fewer where the rest does not fit.
         Raises: EBADF, EFBIG, ENOSPC, EDQUOT, and what earlier writes met.
@@ -242,10 +189,14 @@ class FileIO:
         file = handle.file
         if file.lost:
             _require_locks(handle)
+        if self._keeps and not self.keeper.has_room(len(data)):
+            self._make_room(file, len(data))
+        kill_suid, append, past_pages = how
         taken = self.room.admit(file, max(offset, file.length) if append else offset, len(data))
         try:
             if kill_suid:
                 file.unprivileged = caller
+                self.keeper.unprivileged(file.ino, caller)
             if not past_pages:
                 file.paged = True
             file.mtime_ns = self._runtime.now_ns()  # first: a commit may follow at once
@@ -258,10 +209,21 @@ class FileIO:
         """Have the writer of `file` take `data`."""
         if not append:
             self._writer(file).write(offset, data)
-        elif self._writer(file).append(max(offset, file.length), data) != offset:
-            self._coherence.stale_pages(file.ino)  # the kernel has put them elsewhere
+        else:
+            if self._keeps:
+                self.keeper.appending()
+            if self._writer(file).append(max(offset, file.length), data) != offset:
+                self._coherence.notices.stale_pages(file.ino)  # the kernel has put them elsewhere
+            if self._keeps:
+                self.keeper.appended(len(data))
         if file.mixed:
-            self._coherence.stale_pages(file.ino)  # maps can have brought old ones back
+            self._coherence.notices.stale_pages(file.ino)  # maps can have brought old ones back
+
+    def _make_room(self, file: OpenFile, size: int) -> None:
+        """Commit what is written, so that the next writes can be kept for the next worker."""
+        self.flush_file(file)
+        if not self.keeper.has_room(size):
+            self.unstored.flush_open(None)
 
     def written_past_pages(
         self, fh: int, offset: int, size: int, o_direct: bool
@@ -270,36 +232,34 @@ class FileIO:
         file = self._files.file_handle(fh).file
         if not self.direct.leaves_pages(file, o_direct):
             return None
-        return self._coherence.drop_range(file.ino, offset, offset + size)
+        return self._coherence.notices.drop_range(file.ino, offset, offset + size)
 
     def _writer(self, file: OpenFile) -> FileWriter:
         return file.writer or self._files.writer(file, self._side)
+
+    def write_again(self, write: Unsaved) -> None:
+        """Take a write that an earlier process had taken and not committed."""
+        fh, handle = self._files.enter(write.ino, os.O_WRONLY)
+        file = handle.file
+        try:
+            file.mtime_ns = write.mtime_ns
+            data = memoryview(write.data)
+            if write.append:
+                self._writer(file).append(max(write.offset, file.length), data)
+            else:
+                self._writer(file).write(write.offset, data)
+        finally:
+            if self._files.is_last(handle):
+                self.unstored.last_flush(file)
+            self._files.leave(fh)
 
     def flush(self, fh: int) -> None:
         """close(2) of one descriptor: everything written is stored when this returns."""
         self.flush_file(self.handle(fh).file)
 
-    def flush_file(self, file: OpenFile) -> None:
-        """Store and commit what has been written to `file`. Raises: what failed."""
-        if file.writer is not None and file.writer.dirty:
-            file.writer.flush()
-
     def fsync(self, fh: int) -> None:
         """fsync(2): as `flush`, and it survives a loss of power."""
-        self._sync(self.handle(fh).file)
-        self._meta.sync()
-
-    def syncfs(self) -> None:
-        """syncfs(2): as fsync(2) of each file that this mount has written."""
-        for file in self._files.all():
-            self._sync(file)
-        self.unsynced.sync_all()
-        self._meta.sync()
-
-    def _sync(self, file: OpenFile) -> None:
-        if file.writer is not None:
-            file.writer.flush(durable=True)
-        self.unsynced.sync(file.ino)
+        self.unstored.fsync(self.handle(fh).file)
 
     def setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
         """chmod(2), chown(2), utimensat(2), truncate(2); in order with what is written here."""
@@ -308,16 +268,22 @@ class FileIO:
         if file is not None and follows:
             self.flush_file(file)
         commits = None if file is None else file.commits
-        attr = self._setattr(caller, ino, want)
+        try:
+            attr = self._setattr(caller, ino, want)
+        except ShowsObject:
+            self.take_bytes(ino, keep=want.size)
+            commits = None if file is None else file.commits
+            attr = self._setattr(caller, ino, want)
         now = self._files.get(ino)  # it may have been opened meanwhile
         if want.size is not None and now is not None:
             now.committed(attr, commits if now is file else None)
         if file is not None and follows and want.mode is not None:
             file.unprivileged = None  # whose data are committed, or written at the same time
+            self.keeper.unprivileged(ino, None)
         return attr
 
     def _setattr(self, caller: Caller, ino: Ino, want: SetAttr) -> Attr:
-        """A time that we set does not make the kernel's pages old; and an empty file has none."""
+        """A time that we set makes no pages of the kernel old; and an empty file has none."""
         if want == JUST_DROP:
             require_drop(caller, self._meta.getattr(caller, ino), self._files)
         before, after = self._meta.setattr(caller, ino, want)
@@ -329,20 +295,6 @@ class FileIO:
             self._locked.moved(before, after)
         return after
 
-    def flush_all(self) -> list[Failed]:
-        """Store everything there is, many files at a time; what could not be."""
-        return flush_together(self._runtime, self.flush_file, self._files.all())
-
-    def flush_open(self, ino: Ino | None) -> None:
-        """Store what is written to a file that is open, or to any. Raises: what failed first."""
-        for file in self._files.all():
-            if ino is None or file.ino == ino:
-                self.flush_file(file)
-
-    def has_unstored(self, ino: Ino | None) -> bool:
-        """Whether anything is written and not stored: to a file, or to any."""
-        return any(file.dirty for file in self._files.all() if ino is None or file.ino == ino)
-
     def handle(self, fh: int) -> FileHandle:
         """Raises: EBADF, EIO."""
         handle = self._files.file_handle(fh)
@@ -353,28 +305,17 @@ class FileIO:
     # --- what a lock means for data --------------------------------------------------------------
 
     def refresh(self, file: OpenFile, attr: Attr, commits: int) -> bool:
-        """A lock was taken, and `attr` is what others have left; `commits` as in `learn`.
+        """A lock was taken, and `attr` is what other clients have left; `commits` as in `learn`.
 
-        False where the kernel is to forget pages, size and times before anybody goes on.
+        False where the kernel is to forget pages, size and times before a program goes on.
         """
         same = self._locked.still(attr)
         file.learn(attr, commits)
         if same:
             return True
         self._versions.still(attr)
-        self._forget_chunks(file)
+        self.reads.forget_chunks(file)
         return False
-
-    def store_or_void(self, file: OpenFile) -> None:
-        """A lock goes, and what was written under it must not be stored after that."""
-        if file.dirty:
-            self._last_flush(file)
-        if file.dirty:
-            self._files.set_lost(file, file.lost, void=True)
-
-
-def _end_in_zero(pieces: Sequence[Buffer]) -> bool:
-    return len(pieces) > 0 and len(pieces[-1]) > 0 and pieces[-1][-1] == 0
 
 
 def _follows_writes(want: SetAttr) -> bool:
@@ -388,21 +329,6 @@ def _follows_writes(want: SetAttr) -> bool:
 
 
 def _require_locks(handle: FileHandle) -> None:
-    """Raises: EIO where somebody may believe in a lock that it had through `handle`."""
+    """Raises: EIO where a program may rely on a lost lock that it had through `handle`."""
     if handle.fh in handle.file.lost:
         raise OSError(errno.EIO, f"inode {handle.file.ino}: its locks were lost with the session")
-
-
-def _require_flags(attr: Attr, flags: int) -> None:
-    """Raises: EPERM where open(2) with `flags` would not only append to an append-only file."""
-    writes = flags & os.O_ACCMODE != os.O_RDONLY
-    access.require_opening(attr, writes, bool(flags & os.O_APPEND), bool(flags & os.O_TRUNC))
-
-
-def _mask(flags: int) -> int:
-    """What open(2) flags ask for, as access(2) bits."""
-    mode = flags & os.O_ACCMODE
-    mask = 0 if mode == os.O_WRONLY else access.READ
-    if mode != os.O_RDONLY or flags & os.O_TRUNC:
-        mask |= access.WRITE
-    return mask

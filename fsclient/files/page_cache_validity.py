@@ -28,7 +28,7 @@ class PageCacheValidity:
     def still(self, attr: Attr, kept: bool = True) -> bool | None:
         """Whether pages read earlier show `attr`'s version; None where there are none we know of.
 
-        From now on they do, or are not to be `kept` by who opens the file next.
+        From now on they do, or the next open of the file must not keep them (`kept`).
         """
         version = (attr.mtime_ns, attr.size)
         with self._lock:
@@ -41,6 +41,13 @@ class PageCacheValidity:
             if len(self._known) > VERSIONS_MAX:
                 self._known.popitem(last=False)
         return None if before is None else before == version
+
+    def begin(self, attr: Attr) -> None:
+        """A file was made: the kernel has no pages but those that come from now on."""
+        with self._lock:
+            self._known[attr.ino] = (attr.mtime_ns, attr.size)
+            if len(self._known) > VERSIONS_MAX:
+                self._known.popitem(last=False)
 
     def moved(self, before: Attr, after: Attr) -> None:
         """We changed the file ourselves: pages that showed `before` show `after`."""

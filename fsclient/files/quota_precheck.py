@@ -16,11 +16,12 @@ of the writers, which are never held when one of these is taken.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import Final
 
-from fsclient.files.open_files import OpenFile
+from fsclient.files.handles.open_files import OpenFile
 from fsdata.files.upload_pool import UploadPool
 from fsdata.format.geometry import chunk_ranges
 from fsmeta.meta.meta import Meta
@@ -80,10 +81,51 @@ class QuotaPrecheck:
                 if not self._entering:
                     self._cond.notify_all()
 
-    def require_space(self, size: int) -> None:
-        """Raises: ENOSPC where the volume has no room for so many bytes more."""
-        if self._meta.format.capacity and _free(self._meta.statfs()) < size:
-            raise OSError(errno.ENOSPC, "the volume is full")
+    def require_space(self, ino: Ino, size: int) -> None:
+        """Raises: ENOSPC, EDQUOT where volume, disks or quotas have no room for `size` bytes in a
+        file, wherever in it those lie that it has.
+        """
+        if self._is_limited() or self._meta.has_quotas:
+            with self._judging:
+                self._require_room(ino, size)
+
+    @contextmanager
+    def reserving(self, ino: Ino, size: int) -> Iterator[None]:
+        """Have `size` bytes of a file reserved inside, by a commit that is exact.
+
+        What has been admitted is committed first where both might not fit, and what is admitted
+        from then on finds what is left.
+        Raises: ENOSPC, EDQUOT where volume, disks or quotas have no room, wherever in the file
+        those bytes lie that it has.
+        """
+        if not self._is_limited() and not self._meta.has_quotas:
+            yield
+            return
+        with self._judging:
+            self._require_room(ino, size)
+            with self._cond:
+                self._left = 0.0
+                self._entering += size
+        try:
+            yield
+        finally:
+            self._rooms.clear()
+            self.entered(size)
+
+    def _require_room(self, ino: Ino, size: int) -> None:
+        """Raises: ENOSPC, EDQUOT. The caller holds `_judging`."""
+        space, disk = self._ask()
+        room = self._meta.free_space(ino) if self._meta.has_quotas else None
+        pending = self._entering + self._uploads.pending_bytes()
+        if pending and pending + size > min(space, disk, inf if room is None else room):
+            self._settle()
+            space, disk = self._ask()
+            room = self._meta.free_space(ino) if self._meta.has_quotas else None
+        growth = size - self._meta.getattr(ROOT_CALLER, ino).space
+        if min(space, disk) < growth:
+            raise OSError(errno.ENOSPC, "the volume or its disk is full")
+        if room is not None and room < growth:
+            raise OSError(errno.EDQUOT, "a quota is full")
 
     def statfs(self, ino: Ino) -> StatFs:
         """statfs(2): of limits and disks the one that leaves least."""
@@ -111,7 +153,7 @@ class QuotaPrecheck:
         """`admit` by what the volume and its disks have room for now. Raises: ENOSPC."""
         with self._judging:
             if self._take(size):
-                return size  # somebody else has asked
+                return size  # another thread has asked
             with self._cond:
                 self._left = 0.0  # the others wait for `_judging`
                 pending = self._entering

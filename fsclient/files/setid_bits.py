@@ -12,8 +12,9 @@ import os
 import stat
 from typing import Final
 
-from fsclient.files.open_files import OpenFiles
+from fsclient.files.handles.open_files import OpenFiles
 from fsmeta.types import Attr, Caller, SetAttr
+from fsmeta.user_namespace import gid_outward
 
 JUST_DROP: Final = SetAttr(kill_suid=True)
 DROP_SETGID: Final = JUST_DROP._replace(kill_sgid=True)
@@ -31,10 +32,10 @@ def leaves_setgid(caller: Caller, before: Attr, mode: int) -> bool:
 
 
 def require_drop(caller: Caller, attr: Attr, files: OpenFiles) -> None:
-    """A request that only drops the bits: is it chown(-1, -1) by who may not?
+    """A request that only drops the bits: is it chown(-1, -1) by a caller that may not?
 
-    What the kernel sends before a write looks the same, so nobody is refused while the file is open
-    for writing here. Raises: EPERM.
+    What the kernel sends before a write looks the same, so no caller is refused while the file is
+    open for writing here. Raises: EPERM.
     """
     if not caller.checked or caller.uid in (0, attr.uid) or stat.S_ISDIR(attr.mode):
         return
@@ -58,11 +59,11 @@ def groups_of(pid: int) -> frozenset[int] | None:
     It waits for our answer, so it is there, unless it runs where we don't see its number (0).
     """
     words = _status(pid, b"Groups:")
-    return None if words is None else frozenset(map(int, words))
+    return None if words is None else frozenset(gid_outward(int(word)) for word in words)
 
 
 def overruling(caller: Caller, error: OSError) -> Caller:
-    """Whom `caller` is to be taken for where the sticky bit forbids what its kernel has allowed.
+    """The caller to use in place of `caller` where the sticky bit forbids what its kernel allowed.
 
     Raises: `error` where it was for another reason, and for a caller without CAP_FOWNER. One that
     a process has in a user namespace of its own is none: any user can make such a namespace.

@@ -1,8 +1,8 @@
-"""What this mount changes in files becomes part of them, and all who have a copy hear of it.
+"""Commits what this mount changes in files, and informs all holders of a copy.
 
-Writers commit their slices here, and ranges that were changed otherwise are told to it: open files
-learn their size and slices, the kernel what it may not believe any more, and `on_many_slices` which
-chunks have got more.
+Writers commit their slices here, and `FileRanges` reports ranges that were changed otherwise: open
+files learn their size and slices, the kernel what it may not cache any more, and `CommitPorts`
+which chunks have got more slices.
 
 Called by the writers of open files, from the threads of requests and of uploads, and by
 `FileRanges`. It holds no state of its own.
@@ -11,11 +11,13 @@ Called by the writers of open files, from the threads of requests and of uploads
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
-from fsclient.files.open_files import OpenFiles
+from fsclient.files.handles.open_files import OpenFiles
 from fsclient.files.page_cache_validity import PageCacheValidity
 from fsclient.kernel.cache_leases import CacheLeases
+from fsclient.survival.records import NOT_KEPT, Keeper
 from fsdata.files.write_services import SliceSink
 from fsmeta.meta.meta import Meta
 from fsmeta.rules.context import Changed
@@ -23,7 +25,19 @@ from fsmeta.types import AT_END, CHUNK_BYTES, Ino, Slice, SliceId
 
 
 def ignore_slices(ino: Ino, index: int, batch: Sequence[tuple[int, Slice]]) -> None:
-    """Nobody tidies up. `batch` is what was committed, of which some went to this chunk."""
+    """No compaction. `batch` is what was committed, of which some went to this chunk."""
+
+
+class CommitPorts(NamedTuple):
+    """Told of chunks that have got more slices, see `ignore_slices`."""
+
+    committed: Callable[[Ino, int, Sequence[tuple[int, Slice]]], None] = ignore_slices
+    ranges: Callable[[Ino, int, Sequence[tuple[int, Slice]]], None] = (
+        ignore_slices  # after changes without a writer, which wait for nothing
+    )
+
+
+IGNORED: Final = CommitPorts()
 
 
 class SliceCommitter:
@@ -36,6 +50,8 @@ class SliceCommitter:
         coherence: CacheLeases,
         versions: PageCacheValidity,
         locked: PageCacheValidity,
+        keeper: Keeper = NOT_KEPT,
+        ports: CommitPorts = IGNORED,
     ) -> None:
         """`versions` and `locked` as `FileIO` has them."""
         self._meta = meta
@@ -43,12 +59,14 @@ class SliceCommitter:
         self._coherence = coherence
         self._versions = versions
         self._locked = locked
-        self.on_many_slices = ignore_slices  # told after each commit, see `ignore_slices`
+        self._keeper = keeper
+        self._committed, self._ranges = ports
 
     def new_slice_id(self) -> SliceId:
         return self._meta.new_slice_id()
 
     def give_up_slices(self, ids: Iterable[SliceId]) -> None:
+        self._keeper.saved(ids)
         self._meta.give_up_slices(ids)
 
     def fitting(self, ino: Ino, batch: Sequence[tuple[int, Slice]]) -> int:
@@ -71,31 +89,34 @@ class SliceCommitter:
                 raise OSError(errno.EIO, f"inode {ino}: written under a lock that was lost")
             mtime_ns, unprivileged, commits = file.mtime_ns, file.unprivileged, file.commits
         before, after = self._meta.write_slices(ino, batch, length, mtime_ns, unprivileged, session)
+        if self._keeper is not NOT_KEPT:
+            self._keeper.saved([piece.id for _, piece in batch])
         self._versions.moved(before, after)
         if self._files.locked:
             self._locked.moved(before, after)
         if file is not None:
             file.committed(after, commits)
         if after.mode != before.mode:
-            self._coherence.stale(ino)
+            self._coherence.notices.stale(ino)
         indexes = dict.fromkeys(index for index, _ in batch)
         if AT_END in indexes:
             if file is not None and file.writer is not None and after.size != length:
-                file.writer.relocated(after.size)
-                self._coherence.stale_pages(ino)
+                file.writer.slices.relocated(after.size)
+                self._coherence.notices.stale_pages(ino)
             indexes = {max(after.size - 1, 0) // CHUNK_BYTES: None}
         for index in indexes:
-            self.on_many_slices(ino, index, batch)
+            self._committed(ino, index, batch)
 
-    def changed(self, ino: Ino, changed: Changed) -> None:
-        """We changed what is in `ino` without a writer, and the kernel's pages show it."""
+    def changed(self, ino: Ino, changed: Changed, ends: Sequence[int] = ()) -> None:
+        """We changed what is in `ino` without a writer, and the kernel's pages show it.
+
+        `ends`: the first and the last byte that were changed. Between their chunks are those that
+        were changed as a whole, which does not scatter them.
+        """
         before, after = changed
         self._versions.moved(before, after)
-        for index in {
-            max(before.size - 1, 0) // CHUNK_BYTES,
-            max(after.size - 1, 0) // CHUNK_BYTES,
-        }:
-            self.on_many_slices(ino, index, ())
+        for index in {max(at, 0) // CHUNK_BYTES for at in (before.size - 1, after.size - 1, *ends)}:
+            self._ranges(ino, index, ())
 
 
 def _conforms(commits: SliceCommitter) -> SliceSink:

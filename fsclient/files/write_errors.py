@@ -1,8 +1,8 @@
 """Storing all that is written at once, and keeping account of what could not be stored.
 
 `FileIO` notes what is lost when a file's last handle goes, `Client.stop` what is lost at its end;
-whoever unmounts is told of both, because the program that wrote may have ignored close(2). What a
-limit has refused at close(2) is an ordinary answer to one user, and no news to who unmounts later.
+`umount` reports both, because the program that wrote may have ignored close(2). A write that a
+limit refused at close(2) is an ordinary answer to one user, and is not reported at `umount`.
 
 Threading: `flush_together` has threads of its own while it runs. `WriteErrors`: any method from any
 thread; one lock, a leaf.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from fsclient.files.open_files import OpenFile
+from fsclient.files.handles.open_files import OpenFile
 from fsclient.volume.paths import path_of
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import Ambiguous, StoreError, Unavailable
@@ -40,7 +40,7 @@ def flush_together(
     """Store all these files; what could not be, and why.
 
     Once one was tried for as long as requests are repeated, while none could be stored, the store
-    is away, and those that nobody has begun with are not tried.
+    is away, and files that were not begun are not tried.
     """
     failed: list[Failed] = []
     lock = runtime.lock()

@@ -10,8 +10,10 @@ any thread, also within `begin`.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, NoReturn, TypeVar
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -21,7 +23,30 @@ Outcome = Callable[[], T]
 """Returns the value, or raises why there is none."""
 
 Take = Callable[[Outcome[T]], None]
-"""Whom to give the outcome; to be called once."""
+"""Takes the outcome; to be called once."""
+
+
+def interrupted() -> NoReturn:
+    """The outcome of what is cancelled. Raises: EINTR."""
+    raise OSError(errno.EINTR, "interrupted")
+
+
+def outcome_of(work: Callable[[], T]) -> Outcome[T]:
+    """What `work` returns or raises; it has been done when this returns."""
+    try:
+        value = work()
+    except Exception as error:  # noqa: BLE001  (the taker of the outcome meets it)
+        return failure(error)
+    return lambda: value
+
+
+def failure(error: Exception) -> Callable[[], NoReturn]:
+    """The outcome that raises `error`."""
+    return partial(_raise, error)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _not_cancelled() -> None:
@@ -34,7 +59,7 @@ class Later(Generic[T_co]):
     def __init__(
         self, begin: Callable[[Take[T_co]], None], cancel: Callable[[], None] = _not_cancelled
     ) -> None:
-        """`begin` is told whom to give the outcome; `cancel` has it come at once, as EINTR."""
+        """`begin` gets the taker of the outcome; `cancel` has it come at once, as EINTR."""
         self.begin = begin
         self.cancel = cancel
 

@@ -27,7 +27,7 @@ STOP_S: Final = 1.0  # for threads that are stuck in the kernel
 Then = Callable[[], None]
 
 
-class _Job:
+class _NamesToForget:
     """Names of one directory that the kernel is to forget."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class NameNotices:
         self._tell = tell
         self._on_slow = on_slow
         self._cond = runtime.condition()
-        self._jobs: dict[Ino, _Job] = {}  # not begun
+        self._jobs: dict[Ino, _NamesToForget] = {}  # not begun
         self._ready: deque[Ino] = deque()  # of those, whose directory has no thread
         self._begun: dict[Ino, float] = {}  # directories that have a thread, and since when
         self._slow: set[Ino] = set()  # those of them that take longer than SLOW_S
@@ -59,7 +59,7 @@ class NameNotices:
         with self._cond:
             job = self._jobs.get(parent)
             if job is None:
-                job = self._jobs[parent] = _Job()
+                job = self._jobs[parent] = _NamesToForget()
                 if parent not in self._begun:
                     self._ready.append(parent)
             job.names.update(dict.fromkeys(names))
@@ -69,7 +69,7 @@ class NameNotices:
             self._cond.notify()
 
     def is_slow(self, parent: Ino) -> bool:
-        """Whether the kernel may hear of names in this directory too late."""
+        """Whether the kernel may learn of names in this directory too late."""
         return self._is_full or parent in self._slow
 
     def look(self) -> float | None:

@@ -17,20 +17,20 @@ from fsclient.kernel.contract import EntryOut
 from fsmeta.admin.snapshots import snapshot_of
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.trees.snapshot import has_snapshots
-from fsmeta.schema.snapshot_inos import SEALED_INO, shelf_attr, shelf_of
+from fsmeta.schema.snapshot_inos import SEALED_INO, snapshot_dir_attr, snapshot_dir_of
 from fsmeta.schema.snapshots import Snapshot
 from fsmeta.types import Ino
 
 SNAPSHOT_XATTR: Final = b"user.slicefs.snapshot"
 
 
-def lookup_shelf(meta: Meta, parent: Ino) -> EntryOut:
+def lookup_snapshot_dir(meta: Meta, parent: Ino) -> EntryOut:
     """What `.snapshots` leads to where there is no file of that name. Raises: ENOENT.
 
     The kernel may not keep that there is none: the first snapshot changes no name.
     """
     if parent < SEALED_INO and meta.transactor.view(partial(has_snapshots, directory=parent)):
-        return EntryOut(shelf_attr(shelf_of(parent)), SHORT_S, SHORT_S)
+        return EntryOut(snapshot_dir_attr(snapshot_dir_of(parent)), SHORT_S, SHORT_S)
     raise OSError(errno.ENOENT, "no snapshots")
 
 

@@ -16,8 +16,10 @@ from typing import Final, Protocol
 
 from fsclient.kernel.contract import FIRST_VIRTUAL_INO, Buffer, EntryOut, OpenOut, Stat
 from fsclient.kernel.later import Later
+from fsmeta.rules import access
 from fsmeta.runtime import Runtime
-from fsmeta.types import NO_PARENT, Attr, Ino
+from fsmeta.types import NO_PARENT, ROOT_CALLER, Attr, Caller, Ino
+from fsmeta.user_namespace import own_uid
 
 FIRST_INO: Final = FIRST_VIRTUAL_INO
 FIRST_FH: Final = 1 << 62
@@ -25,7 +27,7 @@ _MODE: Final = 0o100444
 _STREAM_MODE: Final = 0o100400
 
 
-class Stream(Protocol):
+class VirtualStream(Protocol):
     """What one open handle of a stream reads."""
 
     close: Callable[[], None]
@@ -41,14 +43,14 @@ class VirtualFiles:
         self,
         runtime: Runtime,
         makers: Mapping[bytes, Callable[[], bytes]],
-        streams: Mapping[bytes, Callable[[], Stream]] | None = None,
+        streams: Mapping[bytes, Callable[[], VirtualStream]] | None = None,
     ) -> None:
         self._runtime = runtime
         streams = streams or {}
         self._inos = {name: Ino(FIRST_INO + at) for at, name in enumerate((*makers, *streams))}
         self._makers = {self._inos[name]: make for name, make in makers.items()}
         self._streams = {self._inos[name]: make for name, make in streams.items()}
-        self._reading: dict[int, Stream] = {}  # open streams; guarded by _lock
+        self._reading: dict[int, VirtualStream] = {}  # open streams; guarded by _lock
         self._lock = runtime.lock()
         self._open: dict[int, bytes] = {}  # guarded by _lock
         self._next = FIRST_FH  # guarded by _lock
@@ -70,14 +72,19 @@ class VirtualFiles:
     def _attr(self, ino: Ino) -> Attr:
         mode, uid = _MODE, 0
         if ino in self._streams:
-            mode, uid = _STREAM_MODE, os.geteuid()
+            mode, uid = _STREAM_MODE, own_uid()
         elif ino not in self._makers:
             raise OSError(errno.ESTALE, f"no virtual file {ino}")
         now = self._runtime.now_ns()
         return Attr(ino, mode, uid, 0, 0, 0, NO_PARENT, now, 0, 1, 0, now, now, now)
 
-    def open(self, ino: Ino) -> OpenOut:
-        """The content is made now. The size is unknown to the kernel, so reads come to us."""
+    def open(self, caller: Caller, ino: Ino, flags: int) -> OpenOut:
+        """The content is made now. The size is unknown to the kernel, so reads come to us.
+
+        Raises: EACCES.
+        """
+        writes = flags & os.O_ACCMODE != os.O_RDONLY
+        access.require(caller, self._attr(ino), access.WRITE if writes else access.READ)
         if ino in self._streams:
             stream = self._streams[ino]()
             with self._lock:
@@ -89,6 +96,18 @@ class VirtualFiles:
             self._next += 1
             self._open[self._next] = content
             return OpenOut(self._next, direct_io=True, no_flush=True)
+
+    def reopen(self, ino: Ino, fh: int) -> None:
+        """Open for a handle that an earlier process has given; content and stream begin anew."""
+        if fh in self._open or fh in self._reading:
+            return
+        made = self.open(ROOT_CALLER, ino, os.O_RDONLY).fh  # its opener was checked then
+        with self._lock:
+            self._next = max(self._next, fh)
+            if made in self._open:
+                self._open[fh] = self._open.pop(made)
+            else:
+                self._reading[fh] = self._reading.pop(made)
 
     def read(self, fh: int, offset: int, size: int) -> list[Buffer]:
         content = self._open.get(fh)
@@ -102,6 +121,14 @@ class VirtualFiles:
         """`read`, of a stream too, whatever the offset."""
         stream = self._reading.get(fh)
         return self.read(fh, offset, size) if stream is None else stream.read(size)
+
+    def end_streams(self) -> int:
+        """Let readers of streams find the end, for they keep the mount busy; how many there are."""
+        with self._lock:
+            streams = list(self._reading.values())
+        for stream in streams:
+            stream.close()
+        return len(streams)
 
     def release(self, fh: int) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from fsdata.resources.private_paths import open_private
 from fsmeta.errors import ConfigError, StoreError
+from fsmeta.user_namespace import has_system_paths
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ _MESSAGE_BYTES_MAX: Final = 4096
 
 def default_log() -> str:
     """Where a mount in the background logs unless told otherwise."""
-    if os.geteuid() == 0:
+    if has_system_paths():
         return "/var/log/slicefs.log"
     return os.path.join(os.path.expanduser("~"), ".slicefs", "slicefs.log")
 
@@ -48,7 +49,7 @@ def open_log(path: str) -> int:
 
 
 class Teller(Protocol):
-    """Whom a mount tells how far it is. Threading: one thread."""
+    """Takes the progress of a mount that begins. Threading: one thread."""
 
     def step(self, what: str) -> None:
         """It begins to wait for something: named in the words of a user, with no secret in them."""
@@ -56,15 +57,21 @@ class Teller(Protocol):
     def ready(self) -> None:
         """It can be used."""
 
+    def descriptor(self) -> int:
+        """Of the pipe through which it is told; -1: none."""
+
 
 class Untold:
-    """Nobody waits: a mount in the foreground."""
+    """No process waits: a mount in the foreground."""
 
     def step(self, what: str) -> None:
         pass
 
     def ready(self) -> None:
         pass
+
+    def descriptor(self) -> int:
+        return -1
 
 
 def daemonize(serve: Callable[[Teller], int], log_file: str) -> int:
@@ -88,7 +95,7 @@ def daemonize(serve: Callable[[Teller], int], log_file: str) -> int:
     if message == _READY:
         return 0
     raise ConfigError(
-        message.decode(errors="replace") or f"the mount ended without a word: see {log_file}"
+        message.decode(errors="replace") or f"the mount ended without a message: see {log_file}"
     )
 
 
@@ -110,7 +117,7 @@ def _heard(told: int) -> bytes:
     return message
 
 
-class _Pipe:
+class PipeTeller:
     """Tells the command that waits, if it still does."""
 
     def __init__(self, fd: int) -> None:
@@ -124,7 +131,11 @@ class _Pipe:
         self.say(_READY)
         os.close(self._fd)
 
+    def descriptor(self) -> int:
+        return self._fd
+
     def say(self, message: bytes) -> None:
+        """Send it."""
         try:
             os.write(self._fd, message)
         except OSError:
@@ -137,7 +148,12 @@ def _child(serve: Callable[[Teller], int], tell: int, log_fd: int) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
-    pipe = _Pipe(tell)
+    pipe = PipeTeller(tell)
+    return run_told(serve, pipe)
+
+
+def run_told(serve: Callable[[Teller], int], pipe: PipeTeller) -> int:
+    """The exit code of `serve`; the waiting parent learns why it failed."""
     try:
         return serve(pipe)
     except (ConfigError, StoreError, OSError) as error:
@@ -150,4 +166,4 @@ def _child(serve: Callable[[Teller], int], tell: int, log_fd: int) -> int:
     return 1
 
 
-_CONFORMS: tuple[Callable[[], Teller], Callable[[int], Teller]] = (Untold, _Pipe)
+_CONFORMS: tuple[Callable[[], Teller], Callable[[int], Teller]] = (Untold, PipeTeller)

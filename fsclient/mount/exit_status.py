@@ -1,11 +1,11 @@
-"""What a client that is unmounting tells whoever waits for its end.
+"""What a client that is unmounting reports to the processes that wait for its end.
 
-Its files can't be asked any more. What it has yet to store is its name in /proc/PID/comm, which
-`ps` and `top` show, too: `left 12345678`, in bytes. `slicefs umount` waits as long as it changes.
+Its files can't be read any more. Its name in /proc/PID/comm says how much it has yet to store, in
+bytes: `left 12345678`; `ps` and `top` show it, too. `slicefs umount` waits as long as it changes.
 
-How it ended is in a file without a name that it has open from the beginning: who opens that in
-/proc/PID/fd before the end can read it behind the end, and nothing is left on any disk. It is as
-private as the process.
+How it ended is in a file without a name that it has open from the beginning: a process that opens
+that in /proc/PID/fd before the end can read it after the end, and nothing is left on any disk. It
+is as private as the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from fsmeta.runtime import Runtime
 
 EVERY_S: Final = 0.5
-LEFT: Final = 3  # the exit code where a journal is left on the host: who ends that now loses it
+LEFT: Final = 3  # the exit code where a journal is left on the host, and lost with it
 _WORD: Final = b"left "
 _FILE: Final = "slicefs-end"
 _FILE_BYTES_MAX: Final = 1 << 16
@@ -50,7 +50,7 @@ def _show(count: int) -> None:
         with open("/proc/self/comm", "wb") as name:
             name.write(_WORD + b"%d" % min(count, _MOST))
     except OSError:
-        pass  # no /proc: whoever waits does so without a number
+        pass  # no /proc: a waiting process gets no number
 
 
 def left_by(pid: int) -> int | None:
@@ -73,14 +73,14 @@ class ExitRecord(NamedTuple):
 
 
 class ExitStatus:
-    """The file in which a client says how it ended. Made by who serves, before it serves."""
+    """The file in which a client says how it ended. Made by the client before it serves."""
 
-    def __init__(self, log: str) -> None:
-        """`log`: where the log is."""
+    def __init__(self, log: str, fd: int = -1) -> None:
+        """`log`: where the log is; `fd`: of the file, where there is one already."""
         self._log = log
         try:
-            self._fd = os.memfd_create(_FILE)
-        except OSError:  # forbidden here: who unmounts is told nothing, as by an older client
+            self._fd = os.memfd_create(_FILE) if fd < 0 else fd
+        except OSError:  # forbidden here: `umount` learns nothing, as from an older client
             self._fd = -1
         self._write(ExitRecord(log, False, None))
 
@@ -95,7 +95,7 @@ class ExitStatus:
         os.pwrite(self._fd, json.dumps(parting._asdict()).encode(), 0)
 
 
-def open_testament(pid: int) -> int | None:
+def open_exit_record(pid: int) -> int | None:
     """A descriptor of a client's `ExitStatus`; None where it has none, or we may not see it."""
     place = f"/proc/{pid}/fd"
     try:
@@ -108,7 +108,7 @@ def open_testament(pid: int) -> int | None:
     return None
 
 
-def read_testament(fd: int) -> ExitRecord | None:
+def read_exit_record(fd: int) -> ExitRecord | None:
     """What a client has said so far; None where that is nothing we understand."""
     try:
         said = json.loads(os.pread(fd, _FILE_BYTES_MAX, 0))

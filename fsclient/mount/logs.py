@@ -20,10 +20,11 @@ from fsclient.mount.daemon import open_log
 from fsclient.mount.log_lines import OneLine, dump_stacks
 from fsclient.observe.log_file import LogFile
 from fsclient.observe.options import ObserveOptions
+from fsclient.observe.syslog import syslog_handler
 from fsmeta.errors import ConfigError
 
 
-class _JsonLines(logging.Formatter):
+class JsonLines(logging.Formatter):
     """A record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -91,11 +92,13 @@ def start_log(log_file: str | None, options: ObserveOptions, debug: bool) -> Non
             raise ConfigError("--log-max-size: standard error is no file; name one with --log")
         file = LogFile(path, stream.fileno(), options.log_max_bytes, open_log)
         handler = _Rotating(file, stream)
-    handler.setFormatter(_JsonLines() if options.log_json else OneLine())
+    handler.setFormatter(JsonLines() if options.log_json else OneLine())
     faulthandler.enable(stream)
     signal.signal(signal.SIGUSR1, lambda _number, _frame: dump_stacks())  # until there is `Ending`
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    if options.syslog:
+        root.addHandler(syslog_handler(options.syslog))
     root.setLevel(logging.DEBUG if debug else logging.INFO)
 
 

@@ -7,47 +7,64 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import Final, NamedTuple
 
+from fsclient.client.client import MountClient
+from fsclient.client.client_options import ClientOptions
+from fsclient.client.given_parts import GivenParts
+from fsclient.client.process_limits import raise_limits
+from fsclient.fuse.dispatch.squash import Squash
 from fsclient.fuse.mount import mount as kernel
 from fsclient.fuse.mount.mount_options import is_read_only, parse_options as kernel_options
+from fsclient.fuse.pyfuse3.session import Pyfuse3Session, require_usable as require_pyfuse3
+from fsclient.fuse.session.backing import SessionBackings
 from fsclient.fuse.session.idle_poll import IdlePolling
 from fsclient.fuse.session.init import Agreement, KernelWants
 from fsclient.fuse.session.session import Session, SessionConfig
+from fsclient.fuse.session.transport import NATIVE, PYFUSE3, Transport
 from fsclient.fuse.wire.protocol import Init
-from fsclient.mount.client import Client, ClientOptions
+from fsclient.kernel.contract import FIRST_VIRTUAL_INO
 from fsclient.mount.daemon import Teller
+from fsclient.mount.ending import Ending, fail_on_signal
 from fsclient.mount.exit_status import LEFT, ExitStatus, telling
 from fsclient.mount.gc_tuning import tune
-from fsclient.mount.log_lines import dump_stacks
 from fsclient.mount.logs import log_place, name_requests, start_log
-from fsclient.mount.process_limits import raise_limits
+from fsclient.mount.worker_link import (
+    WorkerLink,
+    find_agreement,
+    finds_polling,
+    keep_agreement,
+    noting,
+    noting_lane,
+)
 from fsclient.observe.observer import Observer
 from fsclient.observe.options import ObserveOptions
-from fsclient.observe.sources import operation_latencies, operation_numbers, request_latencies
+from fsclient.observe.sources import operation_sample, request_latencies
+from fsclient.service_manager import tell_service_manager
+from fsclient.survival import tables
+from fsclient.survival.channel import Inherited
 from fsclient.volume.cache_options import CacheOptions
 from fsclient.volume.metadata_url import naming, open_store, require_apart, require_sound
 from fsclient.volume.mount_root import find_root
 from fsclient.volume.object_stores import Pacing, require_usable, require_writable
 from fsclient.volume.volume_key import KeyOffer
 from fsclient.writeback.journal_dir import warn_of_journals
-from fsclient.writeback.writeback import Staging
+from fsclient.writeback.writeback import StagingRequest
 from fsdata.resources.memory_budget import BUFFER_BYTES
-from fsmeta.errors import ConfigError, StoreError, StoreRolledBack
+from fsmeta.errors import ConfigError
 from fsmeta.runtime import Runtime, SystemRuntime
-from fsmeta.store.metered import MeteredStore
+from fsmeta.store.contract import Store
 from fsmeta.store.url import shown_url
 from fsmeta.txn.retry import DEADLINE_S
 from fsmeta.types import ROOT_INO
+from fsmeta.user_namespace import own_namespace
 
 log = logging.getLogger(__name__)
 
-LEAVE_S: Final = 3.0  # how long the kernel may take to let a client go that is unmounted
-_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+OPEN_REQUESTS: Final = ("auto", "always")  # whether open(2) asks the mount
+AGAIN_S: Final = 1.0  # between two tries to reach a metadata store that is away
 
 
 class MountRequest(NamedTuple):
@@ -70,141 +87,262 @@ class MountRequest(NamedTuple):
     redis_wait: tuple[int, int] | None = None  # replicas that must have a change, milliseconds
     backup_meta_s: float = 0.0
     cache: CacheOptions = CacheOptions()
-    staging: Staging = Staging()
+    staging: StagingRequest = StagingRequest()
     subdir: str = ""  # the directory to mount; "": the volume's root
     snapshot: str = ""  # of that directory; "": itself
     pack_below: int | None = None
     tikv_gc: bool = True  # have old values in TiKV dropped, if this client leads
     observe: ObserveOptions = ObserveOptions()
+    squash: Squash | None = None
+    open_requests: str = OPEN_REQUESTS[0]
+    passthrough: bool = False
+    confine_root: bool = False  # it takes no snapshots, and attaches nothing
+    transport: str = NATIVE
 
 
-def serve(request: MountRequest, teller: Teller) -> int:
+def serve(request: MountRequest, teller: Teller, given: Inherited | None = None) -> int:
     """Mount and serve until unmounted; the exit code. `teller` learns how far it is.
 
-    Raises: ConfigError.
+    `given` is what a supervisor gives, if there is one. Raises: ConfigError.
     """
-    start_log(request.log_file, request.observe, request.debug)
-    raise_limits()
-    tune(request.buffer_bytes)
+    _prepare(request)
     runtime = SystemRuntime()
-    options = ClientOptions(
-        buffer_bytes=request.buffer_bytes,
-        upload_threads=request.max_uploads,
-        heartbeat_s=request.heartbeat_s,
-        meta_timeout_s=request.meta_timeout_s,
-        mountpoint=request.mountpoint,
-        pacing=request.pacing,
-        store_options=request.store_options,
-        backup_meta_s=request.backup_meta_s,
-        cache=request.cache,
-        staging_dir=request.staging.directory,
-        staging_others=request.staging.others,
-        writeback=request.staging.options,
-        subdir=request.subdir,
-        snapshot=request.snapshot,
-        pack_below=request.pack_below,
-    )
-    _fail_on_signal()
-    idle = IdlePolling(runtime, request.idle_poll)
-    observer = Observer(request.observe, runtime)
+    link = None if given is None else WorkerLink(given, runtime, request.buffer_bytes)
+    native = request.transport == NATIVE
+    idle = IdlePolling(runtime, request.idle_poll if native else "never")
+    observer = Observer(request.observe, runtime, sees_requests=native)
     teller.step(f"the metadata in {shown_url(request.meta)}")
-    store = MeteredStore(
-        open_store(request.meta, runtime, redis_wait=request.redis_wait, tikv_gc=request.tikv_gc),
-        runtime,
-    )
+    store = observer.tracing.layers.store(_open_store(request, runtime, link), runtime)
     try:
+        options = ClientOptions(
+            buffer_bytes=request.buffer_bytes,
+            upload_threads=request.max_uploads,
+            heartbeat_s=request.heartbeat_s,
+            meta_timeout_s=request.meta_timeout_s,
+            mountpoint=request.mountpoint,
+            pacing=request.pacing,
+            store_options=request.store_options,
+            backup_meta_s=request.backup_meta_s,
+            cache=request.cache,
+            staging_dir=request.staging.directory,
+            staging_others=request.staging.others,
+            writeback=request.staging.options,
+            subdir=request.subdir,
+            snapshot=request.snapshot,
+            pack_below=request.pack_below,
+            passthrough=request.passthrough,
+            transport=request.transport,
+            zero_message=_opens_without_asking(request, store.name, link is not None),
+        )
+        survival = None if link is None else link.standby()
         review = require_sound(request.meta, store)
         for warning in review.warnings:
             log.warning("%s", warning)
         for note in review.notes:
             log.info("%s", note)
         with naming(request.meta):
-            client = Client(
-                store, runtime, options, offer=request.offer, step=teller.step, observer=observer
+            client = MountClient(
+                store,
+                runtime,
+                options,
+                GivenParts(
+                    offer=request.offer, step=teller.step, observer=observer, survival=survival
+                ),
             )
+        client.vfs.questions.confine(request.confine_root)
         client.metrics.add_latencies(
             lambda: request_latencies("meta_request_duration_seconds", store.readings())
         )
         if request.staging.options is None:
             warn_of_journals(request.staging.others, client.meta.format.uuid)
-        client.vfs.root = find_root(client.meta, request.subdir, request.snapshot)
-        if not is_read_only(request.options):
-            require_writable(client.meta.format)
-            require_usable(client.meta.format, runtime, client.overrides)
-        if kernel.find_mount(request.mountpoint) is None:  # else `mount` refuses, and asks nobody
-            require_apart(request.meta, client.meta.format, request.mountpoint)
-        idle.probe()
-        mounted = kernel.mount(request.mountpoint, client.meta.format.name, request.options)
+        if link is not None and link.takes_over:
+            mounted = kernel.Mounted(link.descriptor, kernel.real_path(request.mountpoint))
+        else:
+            mounted = _mount(request, client, runtime, idle)
+            if link is not None:
+                link.mounted(mounted.fd)
     except BaseException:
         store.close()
         raise
-    return _serve_mounted(client, mounted, request, idle, runtime, teller)
+    code = _serve_mounted(client, mounted, request, idle, runtime, teller, link)
+    if link is not None:
+        link.ended(code)
+    return code
+
+
+def _prepare(request: MountRequest) -> None:
+    """What comes before anything can fail that is worth a line in the log. Raises: ConfigError."""
+    start_log(request.log_file, request.observe, request.debug)
+    raise_limits()
+    tune(request.buffer_bytes)
+    fail_on_signal()
+    if request.transport == PYFUSE3:
+        require_pyfuse3()
+
+
+def _open_store(request: MountRequest, runtime: Runtime, link: WorkerLink | None) -> Store:
+    """The metadata engine; a client that takes over waits until it can be reached. Raises:
+    ConfigError."""
+    while True:
+        try:
+            return open_store(
+                request.meta,
+                runtime,
+                redis_wait=request.redis_wait,
+                tikv_gc=request.tikv_gc,
+                token=None if link is None else link.given.token,
+            )
+        except ConfigError as error:
+            if link is None or not link.waits():
+                raise
+            log.warning("%s; trying again", error)
+            runtime.sleep(AGAIN_S)
+
+
+def _mount(
+    request: MountRequest, client: MountClient, runtime: Runtime, idle: IdlePolling
+) -> kernel.Mounted:
+    """A new mount, which waits to be served. Raises: ConfigError."""
+    client.vfs.root = find_root(client.meta, request.subdir, request.snapshot)
+    if not is_read_only(request.options):
+        require_writable(client.meta.format)
+        require_usable(client.meta.format, runtime, client.overrides)
+    if kernel.find_mount(request.mountpoint) is None:  # else `mount` refuses, and asks no store
+        require_apart(request.meta, client.meta.format, request.mountpoint)
+    acl = False if request.squash is not None else kernel_options(request.options).acl
+    client.vfs.xattrs.acls = client.meta.has_acls() if acl is None else acl
+    idle.probe()
+    return kernel.mount(
+        request.mountpoint, client.meta.format.name, request.options, request.squash is None
+    )
+
+
+def _opens_without_asking(request: MountRequest, engine: str, survives: bool) -> bool:
+    """Whether the kernel may open files by itself: nothing is written here, and other clients'
+    changes reach it, or nothing ever changes. A client that takes over does not know which pages
+    the kernel has of files that it opened so: only where nothing changes."""
+    if (
+        request.open_requests == "always"
+        or request.passthrough
+        or request.transport != NATIVE
+        or not is_read_only(request.options)
+    ):
+        return False
+    if request.staging.options is not None:
+        return False
+    return bool(request.snapshot) or (engine == "redis" and not survives)
 
 
 def _serve_mounted(
-    client: Client,
+    client: MountClient,
     mounted: kernel.Mounted,
     request: MountRequest,
     idle: IdlePolling,
     runtime: Runtime,
     teller: Teller,
+    link: WorkerLink | None,
 ) -> int:
     """The exit code."""
     trace = logging.getLogger("slicefs.request").debug if request.debug else None
-    acl = kernel_options(request.options).acl
-    client.vfs.xattrs.acls = client.meta.has_acls() if acl is None else acl
+    kept = None
+    if client.survival is not None and client.survival.takes_over:
+        kept, client.vfs.root = find_agreement(client.survival.kept)
+        client.vfs.xattrs.acls = bool(kept.flags & Init.POSIX_ACL)
+    namespace, tracing = own_namespace(), client.observer.tracing
     config = SessionConfig(
         threads=request.threads,
-        wants=KernelWants(acl=client.vfs.xattrs.acls, export=client.vfs.root == ROOT_INO),
+        wants=KernelWants(
+            acl=client.vfs.xattrs.acls,
+            export=client.vfs.root == ROOT_INO and request.squash is None,
+            readdirplus=request.squash is None and namespace is None,
+            zero_message=client.options.zero_message,
+            passthrough=client.options.passthrough,
+        ),
         trace=trace,
-        on_corrupt=_freezer(client),
+        on_corrupt=client.freeze,
         idle=idle,
         root=client.vfs.root,
         tap=client.observer.access,
+        squash=request.squash,
+        quick=client.vfs.fast_lane if namespace is None else None,  # it knows nothing of those
+        around=(*(() if link is None else (noting,)), *tracing.around),
+        around_lane=(*(() if link is None else (noting_lane,)), *tracing.around_lane),
+        survives=link is not None,
+        namespace=namespace,
     )
-    session = Session(mounted, client.vfs, runtime, config)
+    session: Transport
+    if request.transport == NATIVE:
+        session = Session(mounted, client.vfs, runtime, config)
+    else:
+        session = Pyfuse3Session(mounted, client.vfs, runtime, config)
     name_requests(session.current_request)
     try:
-        return _serve_session(session, client, mounted, request, idle, runtime, teller)
+        ready = partial(_tell_ready, teller, link)
+        ending = _start(session, client, mounted, idle, kept, runtime)
+        return _serve_until_unmounted(session, client, mounted, ending, request, ready, runtime)
     finally:
         if not session.left:  # else its workers use it, and the process is about to end
             os.close(mounted.fd)
 
 
-def _serve_session(
-    session: Session,
-    client: Client,
+def _start(
+    session: Transport,
+    client: MountClient,
     mounted: kernel.Mounted,
-    request: MountRequest,
     idle: IdlePolling,
+    kept: Agreement | None,
     runtime: Runtime,
-    teller: Teller,
-) -> int:
+) -> Ending:
+    """Let the session begin to serve; where that fails, a new mount is gone again."""
     try:
         client.start()
-        agreed = session.start()
+        agreed = session.agree(kept)
+        _keep(client, session, agreed, kept is None, idle)
         kernel.raise_readahead(mounted.mountpoint)
         client.vfs.coherence.start(session.notifier, session.under_way)
         past_pages = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)  # both came with Linux 6.6
         client.vfs.io.direct.obey(agreed.minor, drops_before=past_pages)
         _write_directly(client, agreed)
+        if agreed.flags & Init.PASSTHROUGH:
+            client.vfs.io.passthrough.start(SessionBackings(mounted.fd))
         client.vfs.locks.start(session)
-        client.vfs.questions.on_remount = lambda: _obey_flags(client, mounted.mountpoint)
-        _obey_flags(client, mounted.mountpoint)
-        client.metrics.add(lambda: operation_numbers(session.snapshot()))
-        client.metrics.add_latencies(lambda: operation_latencies(session.snapshot()))
+        client.vfs.io.copy_up.interrupted = session.interrupted
+        if kept is not None:
+            _adopt_handles(client, session)
+            client.drop_kernel_caches()
+            session.resend()
+        # whether reading moves atime is what the kernel shows for the mount: one truth, for all
+        client.vfs.atimes.follow(lambda: kernel.find_flags(mounted.mountpoint) or ("ro",))
+        client.metrics.add_samples(lambda: operation_sample(session.snapshot()))
         client.metrics.add(idle.numbers)
+        session.begin()  # the first request may be one for `.stats`
         client.observer.start(client.trouble, client.meta, mounted.mountpoint)
-        ending = Ending(session, mounted.mountpoint, runtime)
+        return Ending(session, mounted.mountpoint, runtime)
     except BaseException:
-        kernel.umount(mounted.mountpoint, lazy=True)
-        client.stop()
+        if kept is None:  # else the next client has another try
+            kernel.umount(mounted.mountpoint, lazy=True)
+            client.stop()
         raise
+
+
+def _serve_until_unmounted(
+    session: Transport,
+    client: MountClient,
+    mounted: kernel.Mounted,
+    ending: Ending,
+    request: MountRequest,
+    ready: Callable[[], None],
+    runtime: Runtime,
+) -> int:
+    """The exit code."""
     log.info("volume %s mounted on %s", client.meta.format.name, mounted.mountpoint)
-    testament = ExitStatus(log_place(request.log_file) or "where its standard error goes")
-    teller.ready()
+    where = log_place(request.log_file) or "where its standard error goes"
+    testament = ExitStatus(where, -1 if client.survival is None else client.survival.status)
+    ready()
     session.wait()
     ending.finish()
+    if not session.left:
+        session.release_handles()
     with telling(runtime, client.unstored_bytes):
         client.stop()
     lost = client.lost
@@ -215,7 +353,42 @@ def _serve_session(
     return 0 if client.drained else LEFT
 
 
-def _write_directly(client: Client, agreed: Agreement) -> None:
+def _keep(
+    client: MountClient, session: Transport, agreed: Agreement, is_new: bool, idle: IdlePolling
+) -> None:
+    """Let the next client know what was agreed with the kernel."""
+    if client.survival is None:
+        return
+    kept = client.survival.kept
+    if not is_new:
+        idle.believe(finds_polling(kept))
+    elif session.can_resend():
+        keep_agreement(kept, agreed, client.vfs.root, idle.pays)
+    else:
+        log.warning("this kernel is older than Linux 6.16: the mount ends with its client")
+
+
+def _adopt_handles(client: MountClient, session: Transport) -> None:
+    """Handles that the last client had made for readers without one."""
+    assert client.survival is not None, "a mount that is taken over has a supervisor"
+    handles = tables.handles(client.survival.kept.arena)
+    session.adopt_handles(
+        (each.ino, each.fh, each.is_dir) for each in handles if each.ino < FIRST_VIRTUAL_INO
+    )
+
+
+def _tell_ready(teller: Teller, link: WorkerLink | None) -> None:
+    """The mount is served."""
+    teller.ready()
+    if link is None:
+        if silent := tell_service_manager():
+            log.warning(silent)
+    else:  # the supervisor tells, as the main process
+        os.chdir("/")
+        link.ready()
+
+
+def _write_directly(client: MountClient, agreed: Agreement) -> None:
     """Do so if it was asked for, and where files stay mappable meanwhile."""
     options = client.options.writeback
     if options is None or not options.direct_writes:
@@ -223,122 +396,3 @@ def _write_directly(client: Client, agreed: Agreement) -> None:
     client.vfs.io.direct.writes = bool(agreed.flags & Init.DIRECT_IO_ALLOW_MMAP)
     if not client.vfs.io.direct.writes:
         log.warning("--direct-writes needs Linux 6.6: files are written through the kernel's pages")
-
-
-def _obey_flags(client: Client, mountpoint: str) -> None:
-    """Whether reading moves atime is what the kernel shows for the mount: one truth, for all."""
-    client.vfs.atimes.obey(kernel.find_flags(mountpoint) or ("ro",))
-
-
-def _freezer(client: Client) -> Callable[[StoreError], None]:
-    """What to do where metadata are corrupt or gone back: change nothing more, and say so once."""
-    found: list[StoreError] = []
-    client.metrics.add(lambda: {"read_only": float(bool(found))})
-
-    def freeze(error: StoreError) -> None:
-        if not found:
-            found.append(error)
-            remedy = "unmount and run `slicefs fsck`"
-            if isinstance(error, StoreRolledBack):
-                remedy += ", then mount again"
-            log.error("%s; read-only from now on: %s", error, remedy)
-            client.vfs.freeze(error)
-
-    client.meta.transactor.on_rewound = freeze
-    return freeze
-
-
-def _fail_on_signal() -> None:
-    """Until there is something to unmount, the signals that end programs make mounting fail."""
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        raise ConfigError(f"{signal.Signals(number).name} before the mount was ready")
-
-    for number in _ENDING:
-        signal.signal(number, on_signal)
-
-
-class Ending:
-    """The signals that end programs unmount; a mount in use is detached when nobody is served.
-
-    What others hold of it in mount namespaces of their own is left without a client. A second
-    signal does not wait for anything but that what was written is stored.
-
-    A signal may come to any thread, and Python calls handlers in the main thread, when that runs
-    again: it waits for the session, which does not end. So signals are read from a pipe.
-    """
-
-    def __init__(self, session: Session, mountpoint: str, runtime: Runtime) -> None:
-        self._session = session
-        self._mountpoint = mountpoint
-        self._info = kernel.find_mount(mountpoint)
-        self._runtime = runtime
-        self._begun = False
-        self._done = runtime.event()
-        told, tell = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(tell, False)
-        signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
-        for number in (*_ENDING, signal.SIGUSR1):
-            signal.signal(number, lambda _number, _frame: None)
-        runtime.spawn("signals", partial(self._listen, told))
-
-    def finish(self) -> None:
-        """The session has ended: return when what a signal has begun is done."""
-        if self._begun:
-            self._done.wait()
-
-    def _listen(self, told: int) -> None:
-        _await_signal(told)
-        self._begun = True
-        self._runtime.spawn("unmount", self._end)
-        _await_signal(told)
-        if not self._session.wait(0):
-            log.info("a second signal: not waiting for who still uses the mount")
-            self._session.leave()
-        while True:  # what hangs now is of interest, too
-            _await_signal(told)
-
-    def _end(self) -> None:
-        try:
-            self._unmount()
-        finally:
-            self._done.set()
-
-    def _unmount(self) -> None:
-        try:
-            if kernel.find_mount(self._mountpoint) == self._info:
-                kernel.umount(self._mountpoint)
-        except ConfigError as error:
-            log.warning("%s; detaching it", error)
-            self._session.stop()
-            self._session.wait()  # its workers are woken through the mount: detached after that
-            _detach(self._mountpoint)
-            return
-        gone = self._session.wait(LEAVE_S) and not self._session.left
-        if self._info is not None and not gone:
-            _leave_holder(self._session, self._info)
-
-
-def _leave_holder(session: Session, info: kernel.MountInfo) -> None:
-    """End though the mount, gone from here, is still elsewhere."""
-    for holder in kernel.find_holders(info).values():
-        log.warning("unmounted, but %s; it is left without a client", holder)
-        session.stop(holder.path)
-        return
-    pins = "; ".join(kernel.find_pins()) or "something that has no name keeps the mount"
-    log.warning("unmounted, but %s; what is left of it has no client", pins)
-    session.leave()
-
-
-def _await_signal(told: int) -> None:
-    while (number := os.read(told, 1)[0]) not in _ENDING:
-        if number == signal.SIGUSR1:
-            dump_stacks()
-    log.info("%s: unmounting", signal.Signals(number).name)
-
-
-def _detach(mountpoint: str) -> None:
-    try:
-        kernel.umount(mountpoint, lazy=True)
-    except ConfigError as error:
-        log.info("%s", error)  # somebody was faster

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from fsclient.fuse.dispatch.dispatch import operation_name, operations
-from fsclient.fuse.session.tap import Request
+from fsclient.fuse.session.tap import ServedRequest
 from fsclient.fuse.wire import abi
 from fsclient.fuse.wire.protocol import Opcode
 from fsclient.kernel.later import Later
@@ -47,7 +47,7 @@ class Line(NamedTuple):
     seconds: float
 
 
-def line_of(request: Request, now_ns: int) -> bytes:
+def line_of(request: ServedRequest, now_ns: int) -> bytes:
     """The line about a request that was answered at `now_ns`."""
     second, rest = divmod(now_ns, 10**9)
     time = f"{datetime.fromtimestamp(second):%Y.%m.%d %H:%M:%S}.{rest // 1000:06}"
@@ -78,15 +78,15 @@ def parse_line(text: str) -> Line | None:
     )
 
 
-def _arguments(request: Request) -> str:
+def _arguments(request: ServedRequest) -> str:
     operation = _TABLE[request.opcode]
     if operation is None:
         return ""
     try:
-        arguments = operation.parse(request.view, request.end)
+        arguments = operation.fields(request.view, request.end)
     except Exception:  # noqa: BLE001  (of a kernel that we know less of: the log does without)
         return ",?"
-    hidden = 1 if request.opcode == Opcode.SETXATTR else -1  # where the value stands
+    hidden = 1 if request.opcode == Opcode.SETXATTR else -1  # where the value is
     shown = (_argument(each, at == hidden) for at, each in enumerate(arguments))
     return "".join(f",{each}" for each in shown)
 
@@ -100,7 +100,7 @@ def _argument(value: Any, hidden: bool) -> str:
     return repr(value)[:ARGUMENT_MAX]
 
 
-def _outcome(request: Request) -> str:
+def _outcome(request: ServedRequest) -> str:
     answer = request.answer
     if isinstance(answer, int):
         return errno.errorcode.get(answer, f"E{answer}")

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
-from fsclient.fuse.session.tap import Request, Tap
+from fsclient.fuse.session.tap import ServedRequest, Tap
 from fsclient.kernel.contract import Buffer
-from fsclient.kernel.later import Later, Outcome, Take
-from fsclient.kernel.virtual import FIRST_INO, Stream
+from fsclient.kernel.later import Later, Outcome, Take, interrupted
+from fsclient.kernel.virtual import FIRST_INO, VirtualStream
 from fsclient.observe.access_line import line_of
 from fsmeta.runtime import Runtime
 
@@ -88,7 +87,7 @@ class _Queue:
                 return
             busy = not self._lines and not self._ended
             piece = self._pop(size)
-        take(_interrupted if busy else lambda: [piece])
+        take(interrupted if busy else lambda: [piece])
 
     def give_up(self, outcome: Outcome[Sequence[Buffer]]) -> None:
         """Answer the read that waits, if one does."""
@@ -104,11 +103,7 @@ class _Queue:
         self.give_up(list)
 
 
-def _interrupted() -> Sequence[Buffer]:
-    raise OSError(errno.EINTR, os.strerror(errno.EINTR))
-
-
-class _Reader:
+class _AccessLogReader:
     """One open handle of `.accesslog`."""
 
     def __init__(self, queue: _Queue, close: Callable[[], None]) -> None:
@@ -120,7 +115,7 @@ class _Reader:
         if piece:
             return [piece]
         queue = self._queue
-        return Later(lambda take: queue.wait(size, take), lambda: queue.give_up(_interrupted))
+        return Later(lambda take: queue.wait(size, take), lambda: queue.give_up(interrupted))
 
 
 class AccessLog:
@@ -136,7 +131,7 @@ class AccessLog:
         self._slow = 0  # about: workers may miss each other's additions
         self.floor_s = self._slow_s
 
-    def take(self, request: Request) -> None:
+    def take(self, request: ServedRequest) -> None:
         """A request was served."""
         if request.ino >= FIRST_INO:
             return
@@ -147,10 +142,10 @@ class AccessLog:
         for queue in self._queues:
             queue.put(line)
 
-    def open(self) -> Stream:
+    def open(self) -> VirtualStream:
         """A reader from now on. Raises: EMFILE."""
         queue = self.subscribe()
-        return _Reader(queue, lambda: self._leave(queue))
+        return _AccessLogReader(queue, lambda: self._leave(queue))
 
     def subscribe(self) -> _Queue:
         """A queue of the lines from now on. Raises: EMFILE."""
@@ -188,4 +183,4 @@ class AccessLog:
         }
 
 
-_CONFORMS: tuple[type[Tap], type[Stream]] = (AccessLog, _Reader)
+_CONFORMS: tuple[type[Tap], type[VirtualStream]] = (AccessLog, _AccessLogReader)

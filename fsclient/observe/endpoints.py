@@ -6,12 +6,15 @@ Called by `fsclient/mount/serve`: `open_listeners` before it mounts, `start` onc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from fsclient.observe.http import Address, Listener, Reply, Route
 from fsclient.observe.options import ObserveOptions
 from fsclient.observe.registry import CONTENT_TYPE, Metrics
+from fsclient.observe.routes import Address, Reply, Route
 from fsmeta.runtime import Runtime
+
+if TYPE_CHECKING:
+    from fsclient.observe.http import Listener
 
 _TEXT: Final = "text/plain; charset=utf-8"
 
@@ -23,6 +26,8 @@ def open_listeners(options: ObserveOptions) -> dict[Address, Listener]:
     try:
         for option, address in wanted.items():
             if address is not None and address not in opened:
+                from fsclient.observe.http import Listener  # most mounts listen nowhere
+
                 opened[address] = Listener(address, option)
     except BaseException:
         for listener in opened.values():
@@ -43,7 +48,7 @@ def start(
         routes = dict(metrics) if address == options.metrics else {}
         if address == options.web:
             routes.update(web)
-        listener.start(routes, runtime)
+        listener.start(routes, runtime, frozenset(metrics))
 
 
 def metrics_routes(metrics: Metrics, trouble: Callable[[], str]) -> dict[str, Route]:

@@ -3,6 +3,10 @@
 It answers GET and HEAD of fixed paths, one request at a time, each on a connection of its own. The
 address is bound before the mount exists, so that a port in use is an error of `slicefs mount`.
 
+It answers requests whose Host is an IP address, `localhost` or a name of this host: a page from
+elsewhere whose name is made to lead here (DNS rebinding) has its own name there. Paths that are
+`public`, as those of Prometheus, answer any Host, but on a loopback address.
+
 Threading: `bind` and `start` by the thread that mounts; routes are called by the server's thread.
 """
 
@@ -11,46 +15,46 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from http.server import BaseHTTPRequestHandler
+from io import BytesIO
+from ipaddress import ip_address
 from socketserver import TCPServer
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from fsclient.observe.routes import Address, Reply, Route
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import Runtime, spawn_lasting
 
 log = logging.getLogger(__name__)
 
 SILENT_S: Final = 5.0  # a client that says nothing for so long is left: others wait for it
-PORT_MAX: Final = 65535
-LOOPBACK: Final = "127.0.0.1"
+HEAD_BYTES_MAX: Final = 64 << 10  # of a request, all headers included
 
 
-class Address(NamedTuple):
-    """Where to listen."""
+def is_own_host(host: str | None, names: Container[str]) -> bool:
+    """Whether a Host header has an address or one of `names`; none at all is fine."""
+    if host is None:
+        return True
+    name = host.strip().lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    name = name.rstrip(".")
+    if name in names:
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
-    host: str
-    port: int
 
-
-class Reply(NamedTuple):
-    """What a route answers."""
-
-    content_type: str
-    body: bytes
-    code: int = 200
-
-
-Route = Callable[[], Reply]
-
-
-def parse_address(text: str, option: str) -> Address:
-    """`HOST:PORT`, `[IPv6]:PORT`, or a port on the loopback address. Raises: ConfigError."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or LOOPBACK
-    if not (port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
-        raise ConfigError(f"{option} {text!r}: write HOST:PORT, as in {LOOPBACK}:9567")
-    return Address(host, int(port))
+def _names_of(address: Address) -> frozenset[str]:
+    """Names by which this host is asked for."""
+    host = socket.gethostname().lower()
+    return frozenset({"localhost", address.host.lower(), host, host.partition(".")[0]})
 
 
 class _Server(TCPServer):
@@ -71,10 +75,14 @@ class _Server(TCPServer):
             raise ConfigError(
                 f"{option} can't listen on {shown}: {why}; choose another address or port"
             ) from error
+        self.is_loopback = ip_address(str(place[0])).is_loopback
+        self.names = _names_of(address)
         self.routes: Mapping[str, Route] = {}
+        self.public: Container[str] = ()  # paths
+        self.clock: Callable[[], float] = float  # of the runtime, once it answers
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Log at debug level: a client that goes away is no error."""
         del request
         log.debug("a request of %s failed", client_address, exc_info=True)
 
@@ -82,15 +90,41 @@ class _Server(TCPServer):
 class _Handler(BaseHTTPRequestHandler):
     """One request."""
 
-    timeout = SILENT_S
+    timeout = SILENT_S  # of all that is sent, which socket.sendall counts together
     server: _Server
     server_version = "slicefs"
     sys_version = ""
 
+    def setup(self) -> None:
+        """Have the whole head within SILENT_S: a client that sends it byte by byte blocks all
+        others.
+
+        Raises: TimeoutError.
+        """
+        head = b""
+        clock = self.server.clock
+        deadline = clock() + SILENT_S
+        while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES_MAX:
+            left = deadline - clock()
+            if left <= 0:
+                raise TimeoutError("the request did not come in time")
+            self.request.settimeout(left)
+            piece = self.request.recv(HEAD_BYTES_MAX)
+            if not piece:
+                break
+            head += piece
+        super().setup()
+        self.rfile.close()
+        self.rfile = BytesIO(head)
+
     def do_GET(self) -> None:
         """Answer the path, whatever its query."""
-        route = self.server.routes.get(self.path.partition("?")[0])
-        if route is None:
+        path = self.path.partition("?")[0]
+        route = self.server.routes.get(path)
+        if not self._may_ask(path):
+            why = b"this Host is not answered: ask by the address, or a name of this host\n"
+            reply = Reply("text/plain", why, 403)
+        elif route is None:
             known = " ".join(self.server.routes)
             reply = Reply("text/plain", f"not found; there are {known}\n".encode(), 404)
         else:
@@ -108,10 +142,16 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(reply.body)
 
+    def _may_ask(self, path: str) -> bool:
+        """Whether the Host is one that this path answers."""
+        if path in self.server.public and not self.server.is_loopback:
+            return True
+        return is_own_host(self.headers.get("Host"), self.server.names)
+
     do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Requests are no news."""
+        """Log requests at debug level."""
         log.debug(format, *args)
 
 
@@ -124,9 +164,13 @@ class Listener:
         self._server = _Server(address, option)
         os.set_inheritable(self._server.fileno(), False)
 
-    def start(self, routes: Mapping[str, Route], runtime: Runtime) -> None:
-        """Answer `routes` from now on, until the process ends."""
+    def start(
+        self, routes: Mapping[str, Route], runtime: Runtime, public: Container[str] = ()
+    ) -> None:
+        """Answer `routes` from now on, until the process ends; those in `public` any Host."""
         self._server.routes = dict(routes)
+        self._server.public = public
+        self._server.clock = runtime.monotonic
         spawn_lasting(runtime, f"http-{self.address.port}", self._server.serve_forever)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class LogFile:
             try:
                 self._rotate()
             except (OSError, ConfigError):
-                pass  # it goes on in the file that is open
+                self._written = 0  # it goes on in the file that is open, and tries as much later
         while data:
             count = os.write(self.fd, data)
             self._written += count
@@ -40,14 +40,16 @@ class LogFile:
 
     def _rotate(self) -> None:
         """Move the files up by one; standard error goes along where it was this file."""
+        new = f"{self._path}.new"  # first: where there is none, the older files stay as they are
+        fresh = self._reopen(new)
         for number in range(KEPT, 0, -1):
             older = self._path if number == 1 else f"{self._path}.{number - 1}"
             try:
                 os.rename(older, f"{self._path}.{number}")
             except FileNotFoundError:
                 pass  # fewer than KEPT so far, or removed meanwhile
+        os.rename(new, self._path)
         before = os.fstat(self.fd)
-        fresh = self._reopen(self._path)
         for fd in {self.fd, 1, 2}:
             try:
                 found = os.fstat(fd)

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from fsclient.observe.catalog import help_of, kind_of
-from fsmeta.latency import Reading, upper_bound
+from fsmeta.latency import HistogramReading, upper_bound
 
 Numbers: TypeAlias = Mapping[str, float]
 PREFIX: Final = "slicefs_"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SHORTEST: Final = 5  # the first bound shown is 32 µs: nothing through the kernel is quicker
 _LONGEST: Final = 26  # and the last 67 s; what takes longer is in +Inf
-_QUANTILES: Final = ((0.5, "p50"), (0.99, "p99"))
+_SHARES: Final = (0.5, 0.99)
+_WORDS: Final = ("p50", "p99")
 
 
 class Series(NamedTuple):
@@ -28,36 +29,51 @@ class Series(NamedTuple):
 
     name: str
     labels: str  # `op="read"`
-    reading: Reading
+    reading: HistogramReading
+
+
+class MetricSample(NamedTuple):
+    """What one source says at one moment."""
+
+    numbers: Numbers
+    latencies: Iterable[Series] = ()
 
 
 class Metrics:
     """Collects from the sources that are registered."""
 
     def __init__(self) -> None:
-        self._sources: list[Callable[[], Numbers]] = []
-        self._latencies: list[Callable[[], Iterable[Series]]] = []
+        self._sources: list[Callable[[], MetricSample]] = []
 
     def add(self, source: Callable[[], Numbers]) -> None:
         """Have `source` asked whenever the numbers are wanted."""
-        self._sources.append(source)
+        self._sources.append(lambda: MetricSample(source()))
 
     def add_latencies(self, source: Callable[[], Iterable[Series]]) -> None:
         """The same, of histograms."""
-        self._latencies.append(source)
+        self._sources.append(lambda: MetricSample({}, source()))
+
+    def add_samples(self, source: Callable[[], MetricSample]) -> None:
+        """The same, of numbers and histograms that come from one count."""
+        self._sources.append(source)
 
     def collect(self) -> dict[str, float]:
         """Every number, by name; of histograms two quantiles since the mount began."""
-        out = {name: value for source in self._sources for name, value in source().items()}
-        for series in self.latencies():
-            for share, word in _QUANTILES:
-                name = f"{series.name.removesuffix('_seconds')}_{word}_seconds"
-                out[f"{name}{{{series.labels}}}"] = series.reading.quantile(share)
-        return out
+        out: dict[str, float] = {}
+        quantiles: dict[str, float] = {}
+        for source in self._sources:
+            numbers, latencies = source()
+            out.update(numbers)
+            for name, labels, reading in latencies:
+                stem = name.removesuffix("_seconds")
+                for word, value in zip(_WORDS, reading.quantiles(_SHARES), strict=True):
+                    if value:  # 0: it has counted nothing
+                        quantiles[f"{stem}_{word}_seconds{{{labels}}}"] = value
+        return out | quantiles
 
     def latencies(self) -> list[Series]:
         """Every histogram that has counted something."""
-        found = (series for source in self._latencies for series in source())
+        found = (series for source in self._sources for series in source().latencies)
         return [series for series in found if series.reading.requests]
 
     def text(self) -> bytes:
@@ -68,14 +84,18 @@ class Metrics:
     def prometheus(self) -> bytes:
         """The same numbers and whole histograms in Prometheus' text format 0.0.4."""
         families: dict[str, list[str]] = {}
+        histograms: dict[str, list[str]] = {}
         for source in self._sources:
-            for name, value in source().items():
+            numbers, latencies = source()
+            for name, value in numbers.items():
                 family = name.partition("{")[0]
                 families.setdefault(family, []).append(f"{PREFIX}{name} {value:.15g}\n")
+            for series in latencies:
+                if series.reading.requests:
+                    histograms.setdefault(series.name, []).extend(_histogram(series))
         kinds = {family: kind_of(family) for family in families}
-        for series in self.latencies():
-            families.setdefault(series.name, []).extend(_histogram(series))
-            kinds[series.name] = "histogram"
+        kinds.update(dict.fromkeys(histograms, "histogram"))
+        families.update(histograms)
         parts: list[str] = []
         for family, lines in families.items():
             parts.append(f"# HELP {PREFIX}{family} {help_of(family)}\n")

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fsclient.fuse.session.stats import OpStats
-from fsclient.observe.registry import Numbers, Series
+from fsclient.observe.registry import MetricSample, Numbers, Series
 from fsdata.blocks.blocks import BlockStore
 from fsdata.resources.block_cache import BlockCache
 from fsdata.resources.memory_budget import MemoryBudget
-from fsmeta.latency import Reading
+from fsmeta.latency import HistogramReading
 from fsmeta.meta.meta import Meta
+
+
+def operation_sample(operations: Mapping[str, OpStats]) -> MetricSample:
+    """Kernel requests by name: what they add up to, and how long they took."""
+    return MetricSample(operation_numbers(operations), operation_latencies(operations))
 
 
 def operation_numbers(operations: Mapping[str, OpStats]) -> Numbers:
@@ -35,7 +40,9 @@ def operation_latencies(operations: Mapping[str, OpStats]) -> Iterator[Series]:
         yield Series("operation_duration_seconds", f'op="{name}"', each.latency)
 
 
-def request_latencies(name: str, readings: Mapping[tuple[str, str], Reading]) -> Iterator[Series]:
+def request_latencies(
+    name: str, readings: Mapping[tuple[str, str], HistogramReading]
+) -> Iterator[Series]:
     """How long requests to a store took, by verb and outcome."""
     for (verb, outcome), reading in readings.items():
         yield Series(name, f'verb="{verb}",outcome="{outcome}"', reading)
@@ -62,7 +69,7 @@ def metadata_numbers(meta: Meta) -> Numbers:
         "meta_conflicts_total": counters.conflicts,
         "meta_repeats_total": counters.repeats,
         "meta_unavailable_total": counters.unavailable,
-        "meta_vouched": float(meta.store.vouches()),
+        "meta_vouched": float(meta.store.has_leases()),
     }
 
 

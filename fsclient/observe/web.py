@@ -14,8 +14,8 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
 from fsclient.background.quota_alerts import near_full
-from fsclient.observe.http import Reply, Route
 from fsclient.observe.registry import Metrics
+from fsclient.observe.routes import Reply, Route
 from fsclient.volume.quota_names import as_json, titles
 from fsmeta.errors import StoreError
 from fsmeta.latency import upper_bound
@@ -29,7 +29,7 @@ SHOWN_MAX: Final = 200  # sessions, and quotas nearly full: a page for people
 _SESSION_FIELDS: Final = ("host", "pid", "mountpoint", "started", "does")
 
 
-class _Volume(NamedTuple):
+class _VolumeNumbers(NamedTuple):
     """What the metadata store said last."""
 
     sessions: tuple[dict[str, Any], ...] = ()
@@ -46,7 +46,7 @@ class WebPage:
         self._meta = meta
         self._mountpoint = mountpoint
         self._runtime = runtime
-        self._volume = _Volume()
+        self._volume = _VolumeNumbers()
         self._asked = -FRESH_S
         self._asking = runtime.lock()  # held by the thread that reads
         self._page = files("fsclient.observe").joinpath("page.html").read_bytes()
@@ -99,7 +99,7 @@ class WebPage:
         finally:
             self._asking.release()
 
-    def _ask(self) -> _Volume:
+    def _ask(self) -> _VolumeNumbers:
         records = self._meta.sessions.all()
         sessions = tuple(
             {"id": each.id, **{name: each.info.get(name) for name in _SESSION_FIELDS}}
@@ -109,7 +109,7 @@ class WebPage:
         near = near[:SHOWN_MAX]
         names = titles(self._meta, [each.node for each in near])
         quotas = tuple(as_json(each, names[each.node]) for each in near)
-        return _Volume(sessions, len(records), count, quotas)
+        return _VolumeNumbers(sessions, len(records), count, quotas)
 
     def numbers(self) -> dict[str, float]:
         """For `.stats`: how many sessions there were when the page last asked."""

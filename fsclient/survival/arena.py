@@ -33,6 +33,7 @@ _HALF_BIT: Final = 1 << 63
 _SET: Final = 1
 _DROP: Final = 2
 _TIDY_BYTES: Final = 32 << 20  # a shorter log is not worth copying
+_COPIED_BYTES: Final = 4096  # shorter data are put together with what comes before them
 
 Piece = bytes | bytearray | memoryview
 
@@ -41,8 +42,22 @@ class ArenaFull(Exception):
     """There is no room for a record, although the log holds only what lives."""
 
 
+def _foreign(form: int) -> ConfigError:
+    return ConfigError(
+        f"the last worker left state of format {form}, this version reads {FORMAT}: "
+        "unmount and mount again"
+    )
+
+
 class Arena:
     """Keys and values in the shared memory of `fd`."""
+
+    @staticmethod
+    def require_format(fd: int) -> None:
+        """Raises: ConfigError where the last worker's version writes another format than ours."""
+        head = os.pread(fd, _HEAD.size, 0)
+        if head != bytes(_HEAD.size) and head != _HEAD.pack(_MAGIC, FORMAT):
+            raise _foreign(_HEAD.unpack(head)[1])
 
     def __init__(self, fd: int, runtime: Runtime) -> None:
         """Read what is there. Raises: ConfigError where the format is not ours."""
@@ -58,10 +73,7 @@ class Arena:
         if magic == bytes(len(_MAGIC)):
             _HEAD.pack_into(self._map, 0, _MAGIC, FORMAT)
         elif (magic, form) != (_MAGIC, FORMAT):
-            raise ConfigError(
-                f"the last worker left state of format {form}, this version reads {FORMAT}: "
-                "unmount and mount again"
-            )
+            raise _foreign(form)
         self._read()
 
     @property
@@ -86,7 +98,11 @@ class Arena:
         size = _RECORD.size + len(key) + len(head) + len(data)
         with self._lock:
             place = self._place(size)
-            self._write(place, _SET, key, head, data)
+            try:
+                self._write(place, _SET, key, head, data)
+            except BaseException:
+                self._end = place - self._base()  # no gap: a reader would stop there
+                raise
             self._forget(key)
             self._places[key] = place, size
             self._live += size
@@ -128,6 +144,11 @@ class Arena:
         return place
 
     def _write(self, place: int, kind: int, key: bytes, head: bytes, data: Piece) -> None:
+        if len(data) <= _COPIED_BYTES:  # one copy into the map takes less than four
+            body = b"".join((key, head, data))
+            record = _RECORD.pack(crc32(body), len(body) - len(key), len(key), kind) + body
+            self._map[place : place + len(record)] = record
+            return
         crc = crc32(data, crc32(head, crc32(key)))
         _RECORD.pack_into(self._map, place, crc, len(head) + len(data), len(key), kind)
         at = place + _RECORD.size

@@ -1,19 +1,23 @@
-"""What a worker keeps for the next one, record by record: `Kept` over the arena.
+"""What a worker keeps for the next one, record by record: `KeptRecords` over the arena.
 
     H fh                handle: inode, flags, kind, the request that opened it
     L inode kind owner  file locks of one owner, with the handles through which it has them
-    W slice number      a write that is not committed: inode, offset, append, request, data
-    D slot              the last append that a thread has taken: request, size
+    T ticket            a wait for a lock that the store has in line: inode, kind
+    P page              where a page of a listing begins and ends: directory, cursors
+    W slice number      a write that is not committed: inode, offset, append, time, request, data
+    D slot              the last append of a thread: request, size; no size while it is being taken
     I slot              the last change of names that a thread was about to commit: request, commit
-    C worker            the last commit of slices: session, sequence, slices
+    C slice             a commit of slices that may be applied: commit, slices
     U inode             a write by a caller without CAP_FSETID, which makes commits drop set-id bits
-    S                   the session, and its token
-    N                   what was agreed with the kernel at INIT
+    S                   the session, and the volume
+    N                   what was agreed with the kernel at INIT, and the inode that is mounted
+    Q                   whether idle polling is worth it on this machine
 
 A request is known by the kernel's `unique`. After a takeover the kernel sends again what has no
 answer yet; what the last worker had done of it, these records tell.
 
-Called by the VFS, the writers, the session and `kept_store`. Threading: any thread.
+Called by the VFS, the writers, the session and `kept_store`. Threading: any thread; `Past` belongs
+to the thread that takes over.
 """
 
 from __future__ import annotations
@@ -23,138 +27,37 @@ from collections.abc import Collection, Iterable, Sequence
 from contextvars import ContextVar
 from itertools import count
 from struct import Struct
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from fsclient.survival.arena import Arena, ArenaFull
-from fsmeta.types import Caller, Ino, SliceId
+from fsclient.survival.records import CommitId, Intent, Keeper, Unsaved
+from fsmeta.runtime import Runtime
+from fsmeta.types import Caller, Ino, SessionId, SliceId
 
 log = logging.getLogger(__name__)
 
 DATA_BYTES_MAX: Final = 160 << 20  # of writes in the arena; more are committed first
+BUFFER_SHARE: Final = 2  # nor more than half of --buffer-size: it is memory besides
+FLAGS: Final = 0xFFFFFFFF  # of a handle
+DIRECT: Final = 1 << 40  # beside them: it goes past the kernel's pages
+COUNTED: Final = 1 << 41  # its file may be passed through; then this is followed by
+BACKING_SHIFT: Final = 42  # the id of what the kernel reads, or 0
+BEGUN: Final = 0xFFFFFFFF  # in place of the size of an append that is being taken
+PIECES: Final = 1 << 8  # of one write; more share a number
 _ROOM_BYTES: Final = 72 << 20  # for what all threads write at once, and for other records
-_U64: Final = Struct(">Q")
-_HANDLE: Final = Struct("=QIBQ")  # ino flags is_dir unique
-_LOCK: Final = Struct(">QHQ")  # ino kind owner
-_WRITE_KEY: Final = Struct(">QQ")  # slice number
-_WRITE: Final = Struct("=QQBQ")  # ino offset append unique
-_DONE: Final = Struct("=QI")  # unique size
-_INTENT: Final = Struct("=QQ")  # unique sequence; then the worker's field
-_COMMIT: Final = Struct("=QH")  # sequence slices; then their ids, then the fence
-_IDS: Final = Struct("=Q")
+U64: Final = Struct(">Q")
+HANDLE: Final = Struct("=QQBQ")  # ino flags is_dir unique
+LOCK: Final = Struct(">QHQ")  # ino kind owner
+TICKET: Final = Struct("=QH")  # ino kind
+PAGE: Final = Struct("=QBHH")  # ino has_end begin_bytes end_bytes; then both
+WRITE_KEY: Final = Struct(">QQ")  # slice number
+WRITE: Final = Struct("=QQBQQ")  # ino offset append mtime_ns unique
+DONE: Final = Struct("=QI")  # unique size
+COMMIT: Final = Struct("=QQQQHB")  # unique sequence journal ino slices worker_bytes
+IDS: Final = Struct("=Q")
 
 # The slot of the calling thread and the request that it serves.
 _request: ContextVar[tuple[int, int]] = ContextVar("kept_request", default=(-1, 0))
-
-
-class Handle(NamedTuple):
-    """A handle that was open."""
-
-    fh: int
-    ino: Ino
-    flags: int
-    is_dir: bool
-    unique: int
-
-
-class Locked(NamedTuple):
-    """What one owner had locked of one file."""
-
-    ino: Ino
-    kind: int
-    owner: int
-    handles: tuple[int, ...]
-
-
-class Unsaved(NamedTuple):
-    """A write that may not be committed."""
-
-    slice_id: SliceId
-    ino: Ino
-    offset: int
-    append: bool
-    unique: int
-    data: bytes
-    key: bytes
-
-
-class Intent(NamedTuple):
-    """A commit that may have been applied."""
-
-    unique: int
-    worker: bytes
-    sequence: int
-    fence: bytes
-    ids: tuple[int, ...]
-
-
-class Keeper(Protocol):
-    """What the parts of a mount tell of what must outlive the worker."""
-
-    def opened(self, fh: int, ino: Ino, flags: int, is_dir: bool) -> None:
-        """A handle is about to be answered."""
-
-    def closed(self, fh: int) -> None:
-        """It is closed."""
-
-    def locked(self, ino: Ino, kind: int, owner: int, handles: Collection[int]) -> None:
-        """An owner may have locks, through these handles."""
-
-    def unlocked(self, ino: Ino, kind: int, owner: int) -> None:
-        """It has none."""
-
-    def has_room(self, size: int) -> bool:
-        """Whether a write of that size can be kept; else some must be committed first."""
-
-    def written(
-        self, ino: Ino, slice_id: SliceId, offset: int, append: bool, data: memoryview
-    ) -> None:
-        """A part of a write is taken, and not committed yet."""
-
-    def saved(self, ids: Iterable[SliceId]) -> None:
-        """These slices are committed, or given up."""
-
-    def appended(self, size: int) -> None:
-        """The append of the calling thread is taken as a whole."""
-
-    def unprivileged(self, ino: Ino, caller: Caller | None) -> None:
-        """Commits to a file drop set-id bits in the name of `caller`; None: no more."""
-
-
-class NotKept:
-    """A mount without a supervisor keeps nothing."""
-
-    def opened(self, fh: int, ino: Ino, flags: int, is_dir: bool) -> None:
-        pass
-
-    def closed(self, fh: int) -> None:
-        pass
-
-    def locked(self, ino: Ino, kind: int, owner: int, handles: Collection[int]) -> None:
-        pass
-
-    def unlocked(self, ino: Ino, kind: int, owner: int) -> None:
-        pass
-
-    def has_room(self, size: int) -> bool:
-        del size
-        return True
-
-    def written(
-        self, ino: Ino, slice_id: SliceId, offset: int, append: bool, data: memoryview
-    ) -> None:
-        pass
-
-    def saved(self, ids: Iterable[SliceId]) -> None:
-        pass
-
-    def appended(self, size: int) -> None:
-        pass
-
-    def unprivileged(self, ino: Ino, caller: Caller | None) -> None:
-        pass
-
-
-NOT_KEPT: Final[Keeper] = NotKept()
 
 
 def serving(slot: int, unique: int) -> None:
@@ -162,166 +65,260 @@ def serving(slot: int, unique: int) -> None:
     _request.set((slot, unique))
 
 
-class Kept:
+def request() -> int:
+    """The request that the calling thread serves; 0: none."""
+    return _request.get()[1]
+
+
+class KeptRecords:
     """Records in the arena; `Keeper` for the parts of a mount."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        self._numbers = count(1)  # `next` is atomic
-        self._writes: dict[int, list[bytes]] = {}  # keys by slice; item access is atomic
-        self._data = 0  # bytes of writes, about
+    def __init__(
+        self,
+        arena: Arena,
+        runtime: Runtime,
+        first_number: int = 1,
+        data_bytes_max: int = DATA_BYTES_MAX,
+    ) -> None:
+        """`first_number` is above the numbers of all writes that are there.
 
-    # --- handles and locks -----------------------------------------------------------------------
+        Writers commit where more than `data_bytes_max` would be kept.
+        """
+        self.arena = arena
+        self._data_max = data_bytes_max
+        self._numbers = count(first_number)  # `next` is atomic
+        self._lock = runtime.lock()
+        self._writes: dict[int, list[tuple[bytes, int]]] = {}  # keys and sizes by slice; _lock
+        self._data = 0  # bytes of those; guarded by _lock
+        self._again = 0  # the number of the write that is taken once more; 0: a new one
+        self._pieces = 0
 
-    def opened(self, fh: int, ino: Ino, flags: int, is_dir: bool) -> None:
-        value = _HANDLE.pack(ino, flags & 0xFFFFFFFF, is_dir, _request.get()[1])
-        self._put(b"H" + _U64.pack(fh), value)
+    # --- handles, locks and listings -------------------------------------------------------------
+
+    def opened(
+        self,
+        fh: int,
+        ino: Ino,
+        flags: int,
+        is_dir: bool,
+        direct: bool = False,
+        backing: int | None = None,
+    ) -> None:
+        word = flags & FLAGS | (DIRECT if direct else 0)
+        if backing is not None:
+            word |= COUNTED | backing << BACKING_SHIFT
+        self.put(b"H" + U64.pack(fh), HANDLE.pack(ino, word, is_dir, request()))
 
     def closed(self, fh: int) -> None:
-        self._arena.drop(b"H" + _U64.pack(fh))
-
-    def handles(self) -> list[Handle]:
-        """What was open."""
-        found = []
-        for key, value in self._arena.items(b"H"):
-            ino, flags, is_dir, unique = _HANDLE.unpack(value)
-            found.append(Handle(_U64.unpack(key[1:])[0], Ino(ino), flags, bool(is_dir), unique))
-        return found
+        self.arena.drop(b"H" + U64.pack(fh))
 
     def locked(self, ino: Ino, kind: int, owner: int, handles: Collection[int]) -> None:
-        self._put(b"L" + _LOCK.pack(ino, kind, owner), b"".join(map(_U64.pack, handles)))
+        self.put(b"L" + LOCK.pack(ino, kind, owner), b"".join(map(U64.pack, handles)))
 
     def unlocked(self, ino: Ino, kind: int, owner: int) -> None:
-        self._arena.drop(b"L" + _LOCK.pack(ino, kind, owner))
+        self.arena.drop(b"L" + LOCK.pack(ino, kind, owner))
 
-    def locks(self) -> list[Locked]:
-        """What was locked."""
-        found = []
-        for key, value in self._arena.items(b"L"):
-            ino, kind, owner = _LOCK.unpack(key[1:])
-            handles = tuple(fh for (fh,) in _U64.iter_unpack(value))
-            found.append(Locked(Ino(ino), kind, owner, handles))
-        return found
+    def waits(self, ticket: int, ino: Ino, kind: int) -> None:
+        self.put(b"T" + U64.pack(ticket), TICKET.pack(ino, kind))
+
+    def waited(self, ticket: int) -> None:
+        self.arena.drop(b"T" + U64.pack(ticket))
+
+    def listed(self, number: int, ino: Ino, begin: bytes, end: bytes | None) -> None:
+        last = end or b""
+        head = PAGE.pack(ino, end is not None, len(begin), len(last))
+        self.put(b"P" + U64.pack(number), head + begin + last)
+
+    def unlisted(self, number: int) -> None:
+        self.arena.drop(b"P" + U64.pack(number))
 
     # --- writes ----------------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:
-        return self._data + size <= DATA_BYTES_MAX and self._arena.room() > _ROOM_BYTES
+        return self._data + size <= self._data_max and self.arena.room() > _ROOM_BYTES
 
     def written(
-        self, ino: Ino, slice_id: SliceId, offset: int, append: bool, data: memoryview
+        self,
+        ino: Ino,
+        slice_id: SliceId,
+        offset: int,
+        append: bool,
+        mtime_ns: int,
+        data: memoryview,
     ) -> None:
-        key = b"W" + _WRITE_KEY.pack(slice_id, next(self._numbers))
-        self._put(key, _WRITE.pack(ino, offset, append, _request.get()[1]), data)
-        self._writes.setdefault(slice_id, []).append(key)
-        self._data += len(data)
+        key = b"W" + WRITE_KEY.pack(slice_id, self._number())
+        head = WRITE.pack(ino, offset, append, mtime_ns, 0 if self._again else request())
+        self.put(key, head, data)
+        with self._lock:
+            self._writes.setdefault(slice_id, []).append((key, len(data)))
+            self._data += len(data)
+
+    def _number(self) -> int:
+        if not self._again:
+            return next(self._numbers) * PIECES
+        self._pieces = min(self._pieces + 1, PIECES - 1)
+        return self._again + self._pieces
+
+    def rewriting(self, number: int) -> None:
+        """What is written from now on, by one thread, is write `number` once more; 0: no more."""
+        self._again = number - number % PIECES
+        self._pieces = number % PIECES - 1
 
     def saved(self, ids: Iterable[SliceId]) -> None:
         for each in ids:
-            for key in self._writes.pop(each, ()):
-                self._arena.drop(key)
-        if not self._writes:
-            self._data = 0
+            with self._lock:
+                writes = self._writes.pop(each, ())
+                self._data -= sum([size for _, size in writes])
+            for key, _ in writes:
+                self.arena.drop(key)
+            self.arena.drop(b"C" + U64.pack(each))
+
+    def appending(self) -> None:
+        self.appended(BEGUN)
 
     def appended(self, size: int) -> None:
         slot, unique = _request.get()
         if unique:
-            self._put(b"D" + _U64.pack(slot), _DONE.pack(unique, size))
+            self.put(b"D" + U64.pack(slot), DONE.pack(unique, size))
 
     def unprivileged(self, ino: Ino, caller: Caller | None) -> None:
-        key = b"U" + _U64.pack(ino)
+        key = b"U" + U64.pack(ino)
         if caller is None:
-            self._arena.drop(key)
+            self.arena.drop(key)
         else:
             numbers = (caller.uid, caller.gid, *caller.groups)
-            self._put(key, b"".join(_U64.pack(each & 0xFFFFFFFF) for each in numbers))
+            self.put(key, b"".join([U64.pack(each & 0xFFFFFFFF) for each in numbers]))
+
+    def forget(self, write: Unsaved) -> None:
+        """It is dealt with."""
+        self.arena.drop(write.key)
+
+    # --- commits ---------------------------------------------------------------------------------
+
+    def commits_names(self, commit: CommitId, ino: int, journal: int = 0) -> bytes:
+        """The calling thread is about to commit a change of names, which made `ino` if it made one.
+
+        Returns the key of the record; b"" where no request is served.
+        """
+        slot, unique = _request.get()
+        if not unique:
+            return b""
+        key = b"I" + U64.pack(slot)
+        fence, worker, sequence = commit
+        head = COMMIT.pack(unique, sequence, journal, ino, 0, len(worker))
+        self.put(key, head + worker + fence)
+        return key
+
+    def commits_slices(self, commit: CommitId, ids: Sequence[int], journal: int = 0) -> bytes:
+        """Slices are about to become part of a file. Returns the key of the record."""
+        key = b"C" + U64.pack(ids[0])
+        fence, worker, sequence = commit
+        head = COMMIT.pack(0, sequence, journal, 0, len(ids), len(worker))
+        self.put(key, head + b"".join([IDS.pack(each) for each in ids]) + worker + fence)
+        return key
+
+    def refused(self, key: bytes) -> None:
+        """A commit was not applied, and never will be."""
+        self.arena.drop(key)
+
+    # --- the mount -------------------------------------------------------------------------------
+
+    def joined(self, session: SessionId, uuid: str) -> None:
+        """This client commits in the name of that session of that volume."""
+        self.put(b"S", U64.pack(session) + uuid.encode())
+
+    def session(self) -> tuple[SessionId, str] | None:
+        """The session of the last worker, and its volume."""
+        value = self.kept(b"S")
+        return None if value is None else (SessionId(U64.unpack(value[:8])[0]), value[8:].decode())
+
+    def kept(self, name: bytes) -> bytes | None:
+        """A record of which there is one."""
+        return next((value for key, value in self.arena.items(name) if key == name), None)
+
+    def numbers(self) -> dict[str, float]:
+        """Gauges for `.stats`."""
+        return {"arena_bytes": float(self.arena.live_bytes)}
+
+    def put(self, key: bytes, head: bytes, data: memoryview | bytes = b"") -> None:
+        """Set a record. Where there is no room the next worker will not know of it."""
+        try:
+            self.arena.put(key, head, data)
+        except ArenaFull as error:
+            log.error("a record for the next worker is lost: %s", error)
+
+
+class Past:
+    """What the last worker has left: read once, before this one keeps anything."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self.begun = {
+            unique
+            for unique, size in (DONE.unpack(value) for _, value in arena.items(b"D"))
+            if size == BEGUN
+        }
+
+    def appends(self) -> dict[int, int]:
+        """Appends that were taken as a whole: how many bytes, by request."""
+        found = (DONE.unpack(value) for _, value in self._arena.items(b"D"))
+        return {unique: size for unique, size in found if size != BEGUN}
 
     def callers(self) -> dict[Ino, Caller]:
         """Callers in whose names commits drop set-id bits."""
         found = {}
         for key, value in self._arena.items(b"U"):
-            uid, gid, *groups = (each for (each,) in _U64.iter_unpack(value))
-            found[Ino(_U64.unpack(key[1:])[0])] = Caller(uid, gid, tuple(groups))
+            uid, gid, *groups = (each for (each,) in U64.iter_unpack(value))
+            found[Ino(U64.unpack(key[1:])[0])] = Caller(uid, gid, tuple(groups))
         return found
-
-    def appends(self) -> dict[int, int]:
-        """Appends that were taken as a whole: how many bytes, by request."""
-        return dict(_DONE.unpack(value) for _, value in self._arena.items(b"D"))
 
     def unsaved(self) -> list[Unsaved]:
-        """Writes that were not committed, in order."""
-        found = []
+        """Writes that were not committed, in order.
+
+        An append whose request was not answered is left out: the kernel sends it again.
+        """
+        found: dict[tuple[int, int], Unsaved] = {}
         for key, value in self._arena.items(b"W"):
-            slice_id, _ = _WRITE_KEY.unpack(key[1:])
-            ino, offset, append, unique = _WRITE.unpack_from(value)
-            data = value[_WRITE.size :]
-            each = Unsaved(SliceId(slice_id), Ino(ino), offset, bool(append), unique, data, key)
-            found.append(each)
+            slice_id, number = WRITE_KEY.unpack(key[1:])
+            ino, offset, append, mtime_ns, unique = WRITE.unpack_from(value)
+            write = Unsaved(
+                SliceId(slice_id),
+                number,
+                Ino(ino),
+                offset,
+                bool(append),
+                mtime_ns,
+                value[WRITE.size :],
+                key,
+            )
+            before = found.pop((number, offset), None)
+            if before is not None:  # a worker died while it wrote this one once more
+                self._arena.drop(before.key)
+            if append and unique in self.begun:
+                self._arena.drop(key)
+            else:
+                found[number, offset] = write
+        return sorted(found.values(), key=lambda write: write.number)
+
+    def intents(self) -> tuple[list[Intent], list[Intent]]:
+        """Commits that may have been applied: of names, by request, and of slices."""
+        return self._intents(b"I"), self._intents(b"C")
+
+    def _intents(self, prefix: bytes) -> list[Intent]:
+        found = []
+        for key, value in self._arena.items(prefix):
+            unique, sequence, journal, ino, number, worker_bytes = COMMIT.unpack_from(value)
+            at = COMMIT.size + number * IDS.size
+            ids = tuple(each for (each,) in IDS.iter_unpack(value[COMMIT.size : at]))
+            worker, fence = value[at : at + worker_bytes], value[at + worker_bytes :]
+            commit = CommitId(fence, worker, sequence)
+            found.append(Intent(key, unique, commit, journal, Ino(ino), ids))
         return found
 
-    def forget(self, writes: Iterable[Unsaved]) -> None:
-        """These are dealt with."""
-        for each in writes:
+    def forget(self, intents: Iterable[Intent]) -> None:
+        """It is known what became of these."""
+        for each in intents:
             self._arena.drop(each.key)
 
-    # --- commits ---------------------------------------------------------------------------------
 
-    def commits_names(self, fence: bytes, worker: bytes, sequence: int) -> None:
-        """The calling thread is about to commit a change of names."""
-        slot, unique = _request.get()
-        if unique:
-            head = _INTENT.pack(unique, sequence)
-            self._put(b"I" + _U64.pack(slot), head + worker + b"/" + fence)
-
-    def commits_slices(
-        self, fence: bytes, worker: bytes, sequence: int, ids: Sequence[int]
-    ) -> None:
-        """Slices are about to become part of a file."""
-        body = b"".join(map(_IDS.pack, ids))
-        self._put(b"C" + worker, _COMMIT.pack(sequence, len(ids)) + body + fence)
-
-    def commit_ended(self, worker: bytes) -> None:
-        """A commit of slices has its answer."""
-        self._arena.drop(b"C" + worker)
-
-    def name_intents(self) -> list[Intent]:
-        """Changes of names that were about to be committed last, one for each thread."""
-        found = []
-        for _, value in self._arena.items(b"I"):
-            unique, sequence = _INTENT.unpack_from(value)
-            worker, _, fence = value[_INTENT.size :].partition(b"/")
-            found.append(Intent(unique, worker, sequence, fence, ()))
-        return found
-
-    def slice_intents(self) -> list[Intent]:
-        """Commits of slices without an answer."""
-        found = []
-        for key, value in self._arena.items(b"C"):
-            sequence, number = _COMMIT.unpack_from(value)
-            end = _COMMIT.size + number * _IDS.size
-            ids = tuple(each for (each,) in _IDS.iter_unpack(value[_COMMIT.size : end]))
-            found.append(Intent(0, key[1:], sequence, value[end:], ids))
-        return found
-
-    # --- the mount -------------------------------------------------------------------------------
-
-    def keep(self, name: bytes, value: bytes) -> None:
-        """Something there is one of: `S` or `N`."""
-        self._put(name, value)
-
-    def kept(self, name: bytes) -> bytes | None:
-        """What the last worker kept under that name."""
-        return next((value for key, value in self._arena.items(name) if key == name), None)
-
-    def numbers(self) -> dict[str, float]:
-        """Gauges for `.stats`."""
-        return {"arena_bytes": float(self._arena.live_bytes)}
-
-    def _put(self, key: bytes, head: bytes, data: memoryview | bytes = b"") -> None:
-        try:
-            self._arena.put(key, head, data)
-        except ArenaFull as error:
-            log.error("a record for the next worker is lost: %s", error)
-
-
-_CONFORMS: tuple[type[Keeper], type[Keeper]] = (Kept, NotKept)
+_CONFORMS: type[Keeper] = KeptRecords

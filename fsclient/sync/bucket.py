@@ -1,6 +1,7 @@
 """A prefix of an S3 bucket as a side of a sync.
 
-Objects have no modes, links or directories: of a local tree the files are copied. Requests are
+Objects have no modes, links or directories: of a local tree the files are copied, and links and
+directories as objects that stand for them, where that is asked for. Requests are
 repeated with growing pauses, and fewer are sent at a time where the store says SlowDown.
 Threading: any method from any thread.
 """
@@ -8,17 +9,25 @@ Threading: any method from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
-from fsclient.sync.items import PIECE_BYTES, Content, Item, Kind, Place, Refused
-from fsdata.objects.contract import ObjectInfo, ObjectStore
+from fsclient.sync.items import PIECE_BYTES, Content, Item, ItemKind, ItemRefused, SyncSide
+from fsclient.volume.object_stores import Stack
+from fsdata.objects.contract import ObjectInfo
+from fsdata.objects.s3.multipart import OBJECT_MAX, Multipart, send_in_parts
+from fsdata.objects.s3.s3 import S3Objects
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import Runtime
 
-LARGE_BYTES: Final = 64 << 20  # above it one object at a time is held in memory
-OBJECT_MAX: Final = 1 << 30  # of one PUT, which is held in memory
+LARGE_BYTES: Final = 64 << 20  # above it one object at a time is sent, in parts
 _DELETES: Final = 1000
+
+
+class Bucket(NamedTuple):
+    """A bucket that is open."""
+
+    raw: S3Objects
+    stack: Stack  # of `raw`
 
 
 class BucketPlace:
@@ -26,11 +35,18 @@ class BucketPlace:
 
     has_modes = False
 
-    def __init__(self, objects: ObjectStore, prefix: str, runtime: Runtime, only: str = "") -> None:
-        self._objects = objects
+    def __init__(self, bucket: Bucket, prefix: str, runtime: Runtime, only: str = "") -> None:
+        self._objects = bucket.stack.store
+        self._uploads = Multipart(bucket.raw, bucket.stack.retrying.repeat)
+        self._runtime = runtime
+        self._leaving = bucket.stack.leaving
         self._prefix = prefix
         self._only = only
         self._large = runtime.lock()
+
+    def stop(self) -> None:
+        """No request is repeated any more."""
+        self._leaving.set()
 
     def close(self) -> None:
         self._objects.close()
@@ -46,7 +62,7 @@ class BucketPlace:
                 yield self._item(info)
 
     def _item(self, info: ObjectInfo) -> Item:
-        kind = Kind.DIR if info.key.endswith("/") else Kind.FILE
+        kind = ItemKind.DIR if info.key.endswith("/") else ItemKind.FILE
         return Item(info.key[len(self._prefix) :], kind, info.size, info.mtime_ns)
 
     def read(self, item: Item) -> Content:
@@ -69,18 +85,21 @@ class BucketPlace:
                 yield piece
             _require_size(done, item)
         except ObjectMissing as error:
-            raise Refused("it has vanished") from error
+            raise ItemRefused("it has vanished") from error
 
     def write(self, item: Item, content: Content) -> None:
         if item.size > OBJECT_MAX:
-            raise Refused("it is larger than 1 GiB: copy it with a tool that has multipart uploads")
-        with ExitStack() as held:
-            if item.size > LARGE_BYTES:
-                held.enter_context(self._large)
-            self._objects.put(self._prefix + item.key, list(content.pieces))
+            raise ItemRefused("it is larger than 5 TiB, which no object can be")
+        key = self._prefix + item.key
+        if item.size <= LARGE_BYTES:
+            self._objects.put(key, list(content.pieces))
+            return
+        with self._large:  # so that memory is bounded, however many threads there are
+            send_in_parts(self._uploads, key, item.size, content.pieces, self._runtime)
 
     def make(self, item: Item) -> None:
-        """Directories are in the keys of what is in them."""
+        """An empty object whose key ends with `/` means a directory."""
+        self._objects.put(self._prefix + item.key, ())
 
     def link(self, first: str, key: str) -> NoReturn:
         raise AssertionError(f"no hard links in a bucket: {first} {key}")
@@ -97,7 +116,7 @@ class BucketPlace:
 def _require_size(size: int, item: Item) -> None:
     """Raises: Refused."""
     if size != item.size:
-        raise Refused("it was changed while it was copied: run the command again")
+        raise ItemRefused("it was changed while it was copied: run the command again")
 
 
-_CONFORMS: Callable[[ObjectStore, str, Runtime], Place] = BucketPlace
+_CONFORMS: Callable[[Bucket, str, Runtime], SyncSide] = BucketPlace

@@ -2,7 +2,8 @@
 
 Both listings are merged by key in constant memory; what is to be deleted is kept until the listings
 have ended without an error, and nothing is deleted where one has not, or where the source was
-empty. What is there already is passed over, so an interrupted run is repeated.
+empty. What is there already is passed over, so an interrupted run is repeated: `KeyboardInterrupt`
+ends the copies that are under way, whose temporary files go, and says how many were copied.
 
 Threading: `sync` in the caller's thread, which lists; copies run in threads of a pool.
 """
@@ -14,29 +15,41 @@ from functools import partial
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from fsclient.sync.items import Content, Item, Kind, Place, Refused, Rules, names_of, order
+from fsclient.sync.items import (
+    Content,
+    Item,
+    ItemKind,
+    ItemRefused,
+    PathFilter,
+    SyncSide,
+    names_of,
+    order,
+)
 from fsclient.sync.local import is_temporary
 from fsclient.trees.walk import Failure, Failures
 from fsdata.objects.rate_limit import Pace
 from fsdata.resources.worker_pool import WorkerPool
-from fsmeta.errors import ConfigError, StoreError
+from fsmeta.errors import ConfigError, StoreError, Unavailable
 from fsmeta.runtime import Runtime
 
 THREADS: Final = 10
 AHEAD: Final = 4  # copies that wait, for each thread
+STOP_S = 10.0  # what copies under way have to end, once the run is interrupted
 CHECKS: Final = ("mtime", "size", "checksum")
 _SECOND: Final = 10**9
 
 
-class Wish(NamedTuple):
+class SyncRequest(NamedTuple):
     """How trees are to be made alike."""
 
-    rules: Rules
+    rules: PathFilter
     delete: bool = False
     dry_run: bool = False
     check: str = "mtime"
     threads: int = THREADS
     bytes_s: int = 0  # 0: no limit
+    ordered: bool = False  # a file is begun when all before it are there
+    dirs: bool = False  # directories get objects in a bucket
 
 
 class Synced(NamedTuple):
@@ -95,14 +108,14 @@ class Sync:
 
     def __init__(
         self,
-        source: Place,
-        target: Place,
-        wish: Wish,
+        source: SyncSide,
+        target: SyncSide,
+        wish: SyncRequest,
         runtime: Runtime,
         progress: Callable[[str], object] = lambda _: None,
         told: Callable[[str, str], object] = lambda *_: None,
     ) -> None:
-        """`told` hears of each action and its key."""
+        """`told` is called with each action and its key."""
         self._source = source
         self._target = target
         self._wish = wish
@@ -110,32 +123,49 @@ class Sync:
         self._told = told
         self._counts = _Counts(runtime)
         self._failures = Failures(runtime)
-        self._pace = Pace(runtime, wish.bytes_s) if wish.bytes_s else None
-        self._pool = WorkerPool(runtime, "sync", wish.threads)
-        self._gate = _Gate(runtime, AHEAD * wish.threads)
+        self._stopped = runtime.event()
+        self._pace = Pace(runtime, wish.bytes_s, self._stopped) if wish.bytes_s else None
+        threads = 1 if wish.ordered else wish.threads
+        self._pool = WorkerPool(runtime, "sync", threads)
+        self._gate = _Gate(runtime, AHEAD * threads)
         self._exact = source.has_modes and target.has_modes
         self._folders: list[Item] = []
         self._first: dict[tuple[int, int], str] = {}
         self._links: list[tuple[str, str]] = []
         self._extra: list[Item] = []
-        self._stopped = False
 
     def run(self) -> Synced:
-        """Make `target` like `source`. Failures of single items are told at the end."""
+        """Make `target` like `source`. Failures of single items are told at the end.
+
+        Raises: KeyboardInterrupt, with what to tell the user.
+        """
+        try:
+            done = self._run()
+        except BaseException as error:
+            self._stop()
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            why = f"interrupted: {self._counts.copied} copied; the same command goes on from there"
+            raise KeyboardInterrupt(why) from error
+        self._pool.close()
+        return done
+
+    def _stop(self) -> None:
+        """End what is under way; a request that hangs is left behind and ends with the process."""
+        self._stopped.set()
+        self._source.stop()
+        self._target.stop()
+        self._pool.close(STOP_S)
+
+    def _run(self) -> Synced:
         complete = False
         try:
-            try:
-                self._merge()
-                complete = True
-            except (OSError, StoreError) as error:
-                name = getattr(error, "filename", None) or "listing"
-                self._failures.add(str(name), f"the listing failed: {error}; nothing is deleted")
-            self._gate.drain()
-        except BaseException:
-            self._stopped = True
-            raise
-        finally:
-            self._pool.close()
+            self._merge()
+            complete = True
+        except (OSError, StoreError) as error:
+            name = getattr(error, "filename", None) or "listing"
+            self._failures.add(str(name), f"the listing failed: {error}; nothing is deleted")
+        self._gate.drain()
         if not self._wish.dry_run:
             for first, key in self._links:
                 self._try(key, partial(self._target.link, first, key))
@@ -178,17 +208,17 @@ class Sync:
         """What is to be done with one item of the source."""
         try:
             names_of(item.key)
-        except Refused as error:
+        except ItemRefused as error:
             self._failures.add(item.key, str(error))
             return
-        if item.kind is Kind.OTHER or (item.kind is not Kind.FILE and not self._exact):
-            if item.kind is not Kind.DIR:
+        if item.kind is ItemKind.OTHER or (item.kind is not ItemKind.FILE and not self._exact):
+            if item.kind is not ItemKind.DIR:
                 self._counts.add(skipped=1)
                 self._told("skip", item.key)
-            elif not self._wish.dry_run and self._target.has_modes:
+            elif self._makes_folders(before) and not self._wish.dry_run:
                 self._try(item.key, partial(self._target.make, item))
             return
-        if item.kind is Kind.DIR:
+        if item.kind is ItemKind.DIR:
             self._folders.append(item)
             if before is None and self._note("make", item) and not self._wish.dry_run:
                 self._try(item.key, partial(self._target.make, item))
@@ -206,6 +236,10 @@ class Sync:
         self._gate.enter()
         self._pool.submit(partial(self._work, item, before))
 
+    def _makes_folders(self, before: Item | None) -> bool:
+        """Whether a directory is made in the target, where `before` is now."""
+        return self._target.has_modes or (self._wish.dirs and before is None)
+
     def _note(self, what: str, item: Item) -> bool:
         self._told(what, item.key)
         return True
@@ -214,9 +248,9 @@ class Sync:
         """Whether both seem the same by what the listings tell."""
         if item.kind is not before.kind or item.size != before.size:
             return False
-        if item.kind is Kind.LINK and item.target != before.target:
+        if item.kind is ItemKind.LINK and item.target != before.target:
             return False
-        if self._wish.check == "size" or item.kind is Kind.LINK:
+        if self._wish.check == "size" or item.kind is ItemKind.LINK:
             return True
         if self._target.has_modes and self._source.has_modes:
             return item.mtime_ns == before.mtime_ns
@@ -228,7 +262,7 @@ class Sync:
 
     def _work(self, item: Item, before: Item | None) -> None:
         try:
-            if not self._stopped:
+            if not self._stopped.is_set():
                 self._try(item.key, partial(self._copy, item, before))
         finally:
             self._gate.leave()
@@ -239,7 +273,7 @@ class Sync:
             return
         self._told("copy", item.key)
         if not self._wish.dry_run:
-            if item.kind is Kind.LINK:
+            if item.kind is ItemKind.LINK:
                 self._target.make(item)
             else:
                 content = self._source.read(item)
@@ -252,11 +286,11 @@ class Sync:
     def _same(self, item: Item, before: Item) -> bool:
         if item.kind is not before.kind or item.size != before.size:
             return False
-        if item.kind is Kind.LINK:
+        if item.kind is ItemKind.LINK:
             return item.target == before.target
         return self._digest(self._source, item) == self._digest(self._target, before)
 
-    def _digest(self, place: Place, item: Item) -> bytes:
+    def _digest(self, place: SyncSide, item: Item) -> bytes:
         content, digest = place.read(item), blake2b()
         try:
             for piece in self._paced(content.pieces):
@@ -266,7 +300,10 @@ class Sync:
         return digest.digest()
 
     def _paced(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Raises: Unavailable once the run is interrupted."""
         for piece in pieces:
+            if self._stopped.is_set():
+                raise Unavailable("the run is interrupted")
             if self._pace is not None:
                 self._pace.take(len(piece))
             yield piece
@@ -274,7 +311,7 @@ class Sync:
     def _try(self, key: str, job: Callable[[], object]) -> None:
         try:
             job()
-        except (OSError, StoreError, Refused, UnicodeError) as error:
+        except (OSError, StoreError, ItemRefused, UnicodeError) as error:
             self._failures.add(key, error if isinstance(error, OSError) else str(error))
 
     # --- deleting --------------------------------------------------------------------------------

@@ -13,11 +13,13 @@ from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
 PIECE_BYTES: Final = 4 << 20  # of a file in memory at a time, for each thread
+LINK_SUFFIX: Final = ".rclonelink"  # of an object with the target of a link, as rclone has it
+TARGET_MAX: Final = 4095  # of a symlink
 TEMPORARY: Final = re.compile(r"\.slicefs-sync\.[0-9a-f]{16}")
 _NAME_MAX: Final = 255
 
 
-class Kind(Enum):
+class ItemKind(Enum):
     """What an item is."""
 
     FILE = "file"
@@ -30,7 +32,7 @@ class Item(NamedTuple):
     """One name. What an object does not have is None."""
 
     key: str
-    kind: Kind
+    kind: ItemKind
     size: int
     mtime_ns: int
     mode: int | None = None
@@ -48,11 +50,11 @@ class Content(NamedTuple):
     xattrs: Mapping[str, bytes]
 
 
-class Refused(Exception):
+class ItemRefused(Exception):
     """One item cannot be copied; the text says why."""
 
 
-class Place(Protocol):
+class SyncSide(Protocol):
     """One side of a sync. The methods raise OSError, StoreError or Refused."""
 
     has_modes: bool  # directories, links, modes and exact times can be kept here
@@ -78,6 +80,9 @@ class Place(Protocol):
     def delete(self, items: Sequence[Item]) -> None:
         """Remove items; a directory that is not empty stays."""
 
+    def stop(self) -> None:
+        """The run is interrupted: what waits for a store ends, with an error. From any thread."""
+
     def close(self) -> None:
         """Let go of descriptors and connections."""
 
@@ -92,11 +97,11 @@ def names_of(key: str) -> list[str]:
     names = key.removesuffix("/").split("/")
     for name in names:
         if name in ("", ".", "..") or "\0" in name or len(os.fsencode(name)) > _NAME_MAX:
-            raise Refused("its key is no path below the destination")
+            raise ItemRefused("its key is no path below the destination")
     return names
 
 
-class Rules:
+class PathFilter:
     """`--include` and `--exclude`: an include wins; a directory's exclusion counts for all below.
 
     A pattern without `/` is for the last name, another one for the whole key; `*` and `?` stop at

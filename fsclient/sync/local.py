@@ -15,13 +15,15 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from fsclient.sync.items import (
+    LINK_SUFFIX,
     PIECE_BYTES,
+    TARGET_MAX,
     TEMPORARY,
     Content,
     Item,
-    Kind,
-    Place,
-    Refused,
+    ItemKind,
+    ItemRefused,
+    SyncSide,
     names_of,
     order,
 )
@@ -30,7 +32,11 @@ from fsmeta.runtime import Runtime
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_KINDS: Final = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIR, stat.S_IFLNK: Kind.LINK}
+_KINDS: Final = {
+    stat.S_IFREG: ItemKind.FILE,
+    stat.S_IFDIR: ItemKind.DIR,
+    stat.S_IFLNK: ItemKind.LINK,
+}
 _NO_XATTRS: Final = (errno.ENOTSUP, errno.EPERM, errno.EACCES)
 _LABELS: Final = ("security.selinux", "security.evm", "security.ima")
 
@@ -40,7 +46,16 @@ class LocalPlace:
 
     has_modes = True
 
-    def __init__(self, top: str, runtime: Runtime, create: bool = False, only: str = "") -> None:
+    def __init__(
+        self,
+        top: str,
+        runtime: Runtime,
+        create: bool = False,
+        only: str = "",
+        links_as_files: bool = False,
+    ) -> None:
+        """`links_as_files`: a link is a file here, NAME.rclonelink with its target."""
+        self._links_as_files = links_as_files
         if create:
             os.makedirs(top, exist_ok=True)
         self._fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -48,6 +63,9 @@ class LocalPlace:
         self._only = only
         self._umask = os.umask(0)
         os.umask(self._umask)
+
+    def stop(self) -> None:
+        """Nothing: no call on files is repeated."""
 
     def close(self) -> None:
         os.close(self._fd)
@@ -58,21 +76,24 @@ class LocalPlace:
         if self._only:
             with suppress(FileNotFoundError):
                 found = os.stat(self._only, dir_fd=self._fd, follow_symlinks=False)
-                yield _item(self._only, found, self._fd)
+                item = _item(self._only, found, self._fd)
+                as_file = self._links_as_files and item.kind is ItemKind.LINK
+                yield _link_as_file(item) if as_file else item
             return
         yield from self._below(os.dup(self._fd), "")
 
     def _below(self, fd: int, prefix: str) -> Iterator[Item]:
         try:
             with os.scandir(fd) as entries:
-                folders = {each.name: each.is_dir(follow_symlinks=False) for each in entries}
-            names = [name + "/" if folder else name for name, folder in folders.items()]
+                names = {self._listed(each): each.name for each in entries}
             for name in sorted(names, key=order):
-                bare = name.removesuffix("/")
+                bare = names[name]
                 try:
                     found = os.stat(bare, dir_fd=fd, follow_symlinks=False)
-                    item = _item(prefix + name, found, fd)
-                    below = os.open(bare, _FOLDER, dir_fd=fd) if item.kind is Kind.DIR else -1
+                    item = _item(prefix + bare, found, fd)
+                    if self._links_as_files and item.kind is ItemKind.LINK:
+                        item = _link_as_file(item)
+                    below = os.open(bare, _FOLDER, dir_fd=fd) if item.kind is ItemKind.DIR else -1
                 except FileNotFoundError:
                     continue  # removed since it was listed
                 except OSError as error:
@@ -83,15 +104,24 @@ class LocalPlace:
         finally:
             os.close(fd)
 
+    def _listed(self, entry: os.DirEntry[str]) -> str:
+        """The last part of an entry's key."""
+        if entry.is_dir(follow_symlinks=False):
+            return entry.name + "/"
+        as_file = self._links_as_files and entry.is_symlink()
+        return entry.name + LINK_SUFFIX if as_file else entry.name
+
     # --- reading ---------------------------------------------------------------------------------
 
     def read(self, item: Item) -> Content:
+        if item.target:  # a link that is a file here
+            return Content(iter((os.fsencode(item.target),)), {})
         with self._folder(item.key) as (folder, name):
             fd = os.open(name, _READ, dir_fd=folder)
         try:
             before = os.fstat(fd)
             if not stat.S_ISREG(before.st_mode):
-                raise Refused("it is no regular file any more")
+                raise ItemRefused("it is no regular file any more")
             return Content(_Pieces(fd, before), _xattrs(fd))
         except BaseException:
             os.close(fd)
@@ -113,7 +143,7 @@ class LocalPlace:
                     below = os.open(each, _FOLDER, dir_fd=fd)
                 except OSError as error:
                     if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                        raise Refused(f"{each} on the way to it is no directory") from error
+                        raise ItemRefused(f"{each} on the way to it is no directory") from error
                     raise
                 os.close(fd)
                 fd = below
@@ -122,6 +152,12 @@ class LocalPlace:
             os.close(fd)
 
     def write(self, item: Item, content: Content) -> None:
+        if self._links_as_files and item.key.endswith(LINK_SUFFIX) and item.size <= TARGET_MAX:
+            target = os.fsdecode(b"".join(content.pieces))
+            key = item.key.removesuffix(LINK_SUFFIX)
+            self.make(item._replace(key=key, kind=ItemKind.LINK, target=target))
+            return
+
         def fill(folder: int, name: str) -> None:
             fd = os.open(name, _NEW, 0o600, dir_fd=folder)
             try:
@@ -136,7 +172,7 @@ class LocalPlace:
         self._replace(item.key, fill)
 
     def make(self, item: Item) -> None:
-        if item.kind is Kind.LINK:
+        if item.kind is ItemKind.LINK:
             self._replace(item.key, lambda folder, name: self._symlink(item, folder, name))
             return
         with self._folder(item.key, create=True) as (folder, name):
@@ -146,9 +182,9 @@ class LocalPlace:
 
     def _symlink(self, item: Item, folder: int, name: str) -> None:
         os.symlink(item.target, name, dir_fd=folder)
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and item.mode is not None:
             os.chown(name, item.uid, item.gid, dir_fd=folder, follow_symlinks=False)
-        times = (item.atime_ns, item.mtime_ns)
+        times = (item.mtime_ns if item.mode is None else item.atime_ns, item.mtime_ns)
         os.utime(name, ns=times, dir_fd=folder, follow_symlinks=False)
 
     def link(self, first: str, key: str) -> None:
@@ -183,7 +219,9 @@ class LocalPlace:
     def delete(self, items: Sequence[Item]) -> None:
         for item in items:
             with suppress(FileNotFoundError), self._folder(item.key) as (folder, name):
-                if item.kind is not Kind.DIR:
+                if item.kind is not ItemKind.DIR:
+                    if item.target and self._links_as_files:
+                        name = name.removesuffix(LINK_SUFFIX)
                     os.unlink(name, dir_fd=folder)
                     continue
                 try:
@@ -199,15 +237,15 @@ def is_temporary(key: str) -> bool:
 
 
 def _item(key: str, found: os.stat_result, fd: int) -> Item:
-    kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.OTHER)
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode), ItemKind.OTHER)
     target = ""
-    if kind is Kind.LINK:
+    if kind is ItemKind.LINK:
         target = os.readlink(key.rpartition("/")[2], dir_fd=fd)
-    several = kind is Kind.FILE and found.st_nlink > 1
+    several = kind is ItemKind.FILE and found.st_nlink > 1
     return Item(
-        key if kind is Kind.DIR or not key.endswith("/") else key[:-1],
+        key + "/" if kind is ItemKind.DIR else key,
         kind,
-        found.st_size if kind is Kind.FILE else 0,
+        found.st_size if kind is ItemKind.FILE else 0,
         found.st_mtime_ns,
         stat.S_IMODE(found.st_mode),
         found.st_uid,
@@ -216,6 +254,12 @@ def _item(key: str, found: os.stat_result, fd: int) -> Item:
         target,
         (found.st_dev, found.st_ino) if several else None,
     )
+
+
+def _link_as_file(item: Item) -> Item:
+    """A symlink as a file with its target."""
+    size = len(os.fsencode(item.target))
+    return item._replace(key=item.key + LINK_SUFFIX, kind=ItemKind.FILE, size=size)
 
 
 class _Pieces:
@@ -237,7 +281,7 @@ class _Pieces:
             return piece
         after = os.fstat(self._fd)
         if self._offset != after.st_size or after.st_mtime_ns != self._before.st_mtime_ns:
-            raise Refused("it was changed while it was copied: run the command again")
+            raise ItemRefused("it was changed while it was copied: run the command again")
         raise StopIteration
 
     def close(self) -> None:
@@ -275,4 +319,4 @@ def _dress(fd: int, item: Item, xattrs: Mapping[str, bytes], umask: int) -> None
     os.utime(fd, ns=(item.atime_ns, item.mtime_ns))
 
 
-_CONFORMS: Callable[[str, Runtime], Place] = LocalPlace
+_CONFORMS: Callable[[str, Runtime], SyncSide] = LocalPlace

@@ -1,8 +1,8 @@
 """SRC and DST of `slicefs sync`: what users write, made sure of and opened.
 
-A place is a path, `file:///PATH`, `s3://BUCKET/PREFIX` or `http(s)://HOST/BUCKET/PREFIX`. As with
-rsync, `SRC/` stands for what is in a directory and `SRC` for the directory itself, which gets its
-name in DST.
+A place is a path, `file:///PATH`, `s3://BUCKET/PREFIX`, `http(s)://HOST/BUCKET/PREFIX` or a volume,
+`META-URL#PATH` or `slicefs://VOLUME/PATH`. As with rsync, `SRC/` means what is in a directory
+and `SRC` the directory itself, which gets its name in DST.
 
 Refused are places inside one another, and the objects of a SliceFS volume as DST. Threading: one
 thread.
@@ -14,42 +14,54 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
-from fsclient.sync.bucket import BucketPlace
-from fsclient.sync.items import Place, Refused, names_of
+from fsclient.sync.bucket import Bucket, BucketPlace
+from fsclient.sync.items import ItemRefused, SyncSide, names_of
 from fsclient.sync.local import LocalPlace
+from fsclient.sync.volumes import (
+    VolumeSpot,
+    open_source,
+    open_target,
+    parse_volume,
+    require_apart,
+)
 from fsclient.volume.object_options import parse_bucket, s3_settings
 from fsclient.volume.object_stores import OWNER_KEY, Pacing, stacked
 from fsdata.objects.contract import ObjectStore
-from fsdata.objects.s3.s3 import S3Objects
+from fsdata.objects.s3.s3 import PAGE_KEYS, S3Objects
+from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import Runtime
 
 _REMOTE: Final = re.compile(r"(s3|https?)://")
+_OTHERS_REMOTE: Final = re.compile(r"[^/]+:")  # of rclone, scp and rsync: NAME:PATH
 _UUID: Final = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\s*")
 _UUID_BYTES_MAX: Final = 64
+_AT_ONCE: Final = 16  # requests for marks
 _BESIDE_MAX: Final = 200  # prefixes below DST that are asked whether they are a volume's
 _LAST: Final = "\U0010ffff"  # behind all keys of a prefix
 
 
-class Spot(NamedTuple):
+class SyncTarget(NamedTuple):
     """One side, taken apart. `path`: of a directory, or a prefix; `slash`: its contents."""
 
     text: str
     bucket: str  # "" of a local one
     path: str
     slash: bool
+    volume: VolumeSpot | None = None
 
 
 class Pair(NamedTuple):
     """Both sides, open."""
 
-    source: Place
-    target: Place
+    source: SyncSide
+    target: SyncSide
 
 
-def parse(text: str) -> Spot:
+def parse(text: str) -> SyncTarget:
     """Raises: ConfigError."""
     if not text:
         raise ConfigError("a place is empty: name a directory or s3://BUCKET/PREFIX")
@@ -57,32 +69,54 @@ def parse(text: str) -> Spot:
         path = text.removeprefix("file://")
         if not path.startswith("/"):
             raise ConfigError(f"{text}: write file:///PATH with an absolute path")
-        return Spot(text, "", path, path.endswith("/"))
+        return SyncTarget(text, "", path, path.endswith("/"))
     found = _REMOTE.match(text)
     if found is None:
         if "://" in text:
-            raise ConfigError(f"{text}: use a path, file:///PATH, s3:// or http(s)://HOST/BUCKET")
-        return Spot(text, "", text, text.endswith("/"))
+            volume = parse_volume(text)
+            if volume is None:
+                raise ConfigError(
+                    f"{text}: use a path, file:///PATH, s3://, http(s)://HOST/BUCKET, or a volume: "
+                    "META-URL#PATH"
+                )
+            slash = text.endswith(("/", "#")) or not volume.path
+            return SyncTarget(volume.shown, "", volume.path, slash, volume)
+        if _OTHERS_REMOTE.match(text) and not os.path.lexists(text):
+            raise ConfigError(
+                f"{text}: a place on another host or in a store is s3://BUCKET/PREFIX, "
+                f"http(s)://HOST/BUCKET, or a volume, META-URL#PATH; for a directory write ./{text}"
+            )
+        return SyncTarget(text, "", text, text.endswith("/"))
     parts = text[found.end() :].split("/")
     count = 1 if found[1] == "s3" else 2
     bucket = found[0] + "/".join(parts[:count])
     parse_bucket("s3", bucket, 0)
     prefix = "/".join(parts[count:])
-    return Spot(text, bucket, prefix.lstrip("/"), prefix.endswith("/") or not prefix)
+    return SyncTarget(text, bucket, prefix.lstrip("/"), prefix.endswith("/") or not prefix)
 
 
 class Opener:
     """Opens both sides with one set of options of the store."""
 
-    def __init__(self, options: Mapping[str, str], runtime: Runtime, timeout_s: float) -> None:
+    def __init__(
+        self, options: Mapping[str, str], runtime: Runtime, timeout_s: float, links: bool = False
+    ) -> None:
+        """`links`: in buckets objects stand for symlinks."""
+        self._links = links
+        self._links_as_files = False
         self._options = options
         self._runtime = runtime
         self._timeout_s = timeout_s
 
-    def open(self, source: Spot, target: Spot, dry_run: bool, delete: bool = False) -> Pair:
+    def open(
+        self, source: SyncTarget, target: SyncTarget, dry_run: bool, delete: bool = False
+    ) -> Pair:
         """Raises: ConfigError, OSError, StoreError, before anything is changed."""
+        self._links_as_files = self._links and bool(source.bucket) != bool(target.bucket)
         if source.bucket:
             theirs, name, whole = self._bucket_source(source)
+        elif source.volume is not None:
+            theirs, name, whole = open_source(source.volume, source.slash, self._links_as_files)
         else:
             theirs, name, whole = self._local_source(source)
         try:
@@ -94,33 +128,36 @@ class Opener:
             raise
         return Pair(theirs, ours)
 
-    def _objects(self, bucket: str) -> ObjectStore:
+    def _objects(self, bucket: str) -> Bucket:
         place = parse_bucket("s3", bucket, 0)
         settings = s3_settings(place.bucket, {**place.options, **self._options})
         raw = S3Objects(self._runtime, settings)
-        return stacked(raw, "s3", self._runtime, Pacing(self._timeout_s)).store
+        return Bucket(raw, stacked(raw, "s3", self._runtime, Pacing(self._timeout_s)))
 
     # --- the source ------------------------------------------------------------------------------
 
-    def _local_source(self, spot: Spot) -> tuple[Place, str, bool]:
+    def _local_source(self, spot: SyncTarget) -> tuple[SyncSide, str, bool]:
         """The place, the name that it gets in DST ("": none), whether that is a directory."""
         path = spot.path.rstrip("/") or "/"
         if not os.path.lexists(path):
             raise ConfigError(f"{spot.text} does not exist: nothing was changed")
         if os.path.isdir(path):
             name = "" if spot.slash else os.path.basename(os.path.realpath(path))
-            return LocalPlace(path, self._runtime), name, True
+            place = LocalPlace(path, self._runtime, links_as_files=self._links_as_files)
+            return place, name, True
         if spot.slash:
             raise ConfigError(f"{spot.text} is no directory: leave out the slash at its end")
         above, name = os.path.split(path)
-        return LocalPlace(above or ".", self._runtime, only=name), name, False
+        as_files = self._links_as_files
+        return LocalPlace(above or ".", self._runtime, False, name, as_files), name, False
 
-    def _bucket_source(self, spot: Spot) -> tuple[Place, str, bool]:
-        objects = self._objects(spot.bucket)
+    def _bucket_source(self, spot: SyncTarget) -> tuple[SyncSide, str, bool]:
+        bucket = self._objects(spot.bucket)
+        objects = bucket.stack.store
         try:
             if not spot.slash and objects.head(spot.path) is not None:
                 above, slash, name = spot.path.rpartition("/")
-                return BucketPlace(objects, above + slash, self._runtime, name), name, False
+                return BucketPlace(bucket, above + slash, self._runtime, name), name, False
             prefix = spot.path if spot.slash else spot.path + "/"
             if prefix and next(objects.list(prefix), None) is None:
                 raise ConfigError(f"{spot.text}: there are no objects: nothing was changed")
@@ -128,33 +165,44 @@ class Opener:
             objects.close()
             raise
         name = "" if spot.slash else spot.path.rpartition("/")[2]
-        return BucketPlace(objects, prefix, self._runtime), name, True
+        return BucketPlace(bucket, prefix, self._runtime), name, True
 
     # --- the target ------------------------------------------------------------------------------
 
-    def _target(self, source: Spot, target: Spot, name: str, whole: bool, dry_run: bool) -> Place:
+    def _target(
+        self, source: SyncTarget, target: SyncTarget, name: str, whole: bool, dry_run: bool
+    ) -> SyncSide:
         if name:
             try:
                 names_of(name)
-            except Refused as error:
+            except ItemRefused as error:
                 raise ConfigError(f"{source.text}: {error}") from error
         if target.bucket:
             return self._bucket_target(source, target, name, whole)
+        if target.volume is not None:
+            if whole and source.volume is not None:
+                require_apart(source.volume, target.volume, name)
+            as_files = self._links_as_files
+            made = open_target(target.volume, target.slash, name, whole, dry_run, as_files)
+            return _Nothing() if made is None else made
         path = target.path.rstrip("/") or "/"
         if whole and name:
             path = os.path.join(path, name)
         if not whole and not target.slash and not os.path.isdir(path):
             raise ConfigError(f"{target.text} is no directory: make it, or write {target.text}/")
-        if whole and not source.bucket:
+        if whole and not source.bucket and source.volume is None:
             _require_apart(source.path.rstrip("/") or "/", path)
         if os.path.lexists(path) and not os.path.isdir(path):
             raise ConfigError(f"{path} is no directory: name another destination")
         _require_no_volume(path)
         if dry_run and not os.path.isdir(path):
             return _Nothing()
-        return LocalPlace(path, self._runtime, create=True, only="" if whole else name)
+        only = "" if whole else name
+        return LocalPlace(path, self._runtime, True, only, self._links_as_files)
 
-    def _bucket_target(self, source: Spot, target: Spot, name: str, whole: bool) -> Place:
+    def _bucket_target(
+        self, source: SyncTarget, target: SyncTarget, name: str, whole: bool
+    ) -> SyncSide:
         prefix = target.path.rstrip("/")
         prefix = "/".join(filter(None, (prefix, name if whole else "")))
         prefix += "/" if prefix else ""
@@ -162,9 +210,10 @@ class Opener:
             theirs = source.path.rstrip("/") + "/" if source.path.rstrip("/") else ""
             if theirs.startswith(prefix) or prefix.startswith(theirs):
                 raise ConfigError(f"{source.text} and {target.text} are inside one another")
-        objects = self._objects(target.bucket)
+        bucket = self._objects(target.bucket)
+        objects = bucket.stack.store
         try:
-            owned = next((key for key in _owners(objects, prefix) if _is_owner(objects, key)), None)
+            owned = _find_owner(objects, prefix, self._runtime)
             if owned is not None:
                 raise ConfigError(
                     f"{target.text} holds the objects of a SliceFS volume ({owned}): mount it and "
@@ -173,7 +222,7 @@ class Opener:
         except BaseException:
             objects.close()
             raise
-        return BucketPlace(objects, prefix, self._runtime, "" if whole else name)
+        return BucketPlace(bucket, prefix, self._runtime, "" if whole else name)
 
 
 class _Nothing(LocalPlace):
@@ -191,16 +240,33 @@ def _owners(objects: ObjectStore, prefix: str) -> Iterator[str]:
     words = prefix.rstrip("/").split("/") if prefix else []
     for count in range(len(words) + 1):
         yield "/".join((*words[:count], OWNER_KEY))
-    after = ""
-    for _ in range(_BESIDE_MAX):
-        info = next(objects.list(prefix, after), None)
-        if info is None:
-            return
+    listing, seen, last, same = objects.list(prefix), 0, "", 0
+    while seen < _BESIDE_MAX and (info := next(listing, None)) is not None:
         word, slash, _ = info.key[len(prefix) :].partition("/")
-        after = prefix + word
-        if slash:
-            yield f"{prefix}{word}/{OWNER_KEY}"
-            after += f"/{_LAST}"
+        if not slash or word != last:
+            seen, last, same = seen + 1, word if slash else "", 0
+            if slash:
+                yield f"{prefix}{word}/{OWNER_KEY}"
+            continue
+        same += 1
+        if same == PAGE_KEYS:  # a request past all of the prefix costs less than its pages
+            listing = objects.list(prefix, f"{prefix}{word}/{_LAST}")
+
+
+def _find_owner(objects: ObjectStore, prefix: str, runtime: Runtime) -> str | None:
+    """The mark of a volume at, above or right below `prefix`; many are looked for at a time."""
+    pool = WorkerPool(runtime, "owner", _AT_ONCE)
+    found: list[str] = []
+
+    def look(key: str) -> None:
+        if _is_owner(objects, key):
+            found.append(key)
+
+    try:
+        pool.run_all([partial(look, key) for key in _owners(objects, prefix)])
+    finally:
+        pool.close()
+    return min(found, default=None)
 
 
 def _is_owner(objects: ObjectStore, key: str) -> bool:

@@ -29,9 +29,9 @@ class Phase(NamedTuple):
     operations: int
     seconds: float
     bytes: int
-    mean_ms: float
-    p99_ms: float
-    max_ms: float
+    mean_seconds: float
+    p99_seconds: float
+    max_seconds: float
 
     @property
     def per_s(self) -> float:
@@ -39,13 +39,14 @@ class Phase(NamedTuple):
         return self.operations / self.seconds if self.seconds else 0.0
 
     @property
-    def mib_s(self) -> float:
-        """MiB a second."""
-        return self.bytes / self.seconds / (1 << 20) if self.seconds else 0.0
+    def bytes_s(self) -> float:
+        """Bytes a second."""
+        return self.bytes / self.seconds if self.seconds else 0.0
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {**self._asdict(), "per_s": self.per_s, "mib_s": self.mib_s}
+        speeds = {"per_second": self.per_s, "bytes_per_second": self.bytes_s}
+        return {**self._asdict(), **speeds}
 
 
 class BenchSizes(NamedTuple):
@@ -107,7 +108,7 @@ class Measure:
         mean = sum(spent) / len(spent) if spent else 0.0
         high = spent[int(len(spent) * _PERCENTILE)] if spent else 0.0
         most = spent[-1] if spent else 0.0
-        return Phase(what, len(spent), seconds, sum(moved), mean * 1e3, high * 1e3, most * 1e3)
+        return Phase(what, len(spent), seconds, sum(moved), mean, high, most)
 
 
 @contextmanager
@@ -204,31 +205,38 @@ def mdtest(
     return phases
 
 
+@contextmanager
+def _open(path: str, flags: int) -> Iterator[int]:
+    """A descriptor; errors of what is done with it name the file."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
+    finally:
+        os.close(fd)
+
+
 def _write(path: str, size: int) -> int:
     """A new file of random bytes, synced."""
     piece = os.urandom(min(size, PIECE_BYTES))
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
         left = size
         while left:
             left -= os.write(fd, piece[:left])
         os.fsync(fd)
-    finally:
-        os.close(fd)
     return size
 
 
 def _read(path: str) -> int:
     """The whole file; pages that the kernel still has are dropped first."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _open(path, os.O_RDONLY) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         total = 0
         while piece := os.read(fd, PIECE_BYTES):
             total += len(piece)
         return total
-    finally:
-        os.close(fd)
 
 
 def _stat(path: str) -> int:

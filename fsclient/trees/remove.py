@@ -1,4 +1,4 @@
-"""Removing trees in parallel, also those that others change meanwhile: `slicefs rmr`.
+"""Removing trees in parallel, also those that programs change meanwhile: `slicefs rmr`.
 
 What is removed is named by the descriptor of its directory, so a directory that is exchanged for a
 symlink leads nowhere else. An interrupted run is repeated; it finds what is left.
@@ -27,7 +27,7 @@ class Removed(NamedTuple):
     failures: list[Failure]
 
 
-class _Remover:
+class _TreeRemover:
     """Unlinks names, then directories."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -66,8 +66,8 @@ def remove(
     threads: int = THREADS,
     progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Removed:
-    """Remove files and whole directories; what fails is told at the end, the rest is removed."""
-    failures, remover = Failures(runtime), _Remover(runtime)
+    """Remove files and whole directories; failures are reported at the end, the rest is removed."""
+    failures, remover = Failures(runtime), _TreeRemover(runtime)
     for path in paths:
         named = path.rstrip("/") or "/"
         try:

@@ -21,7 +21,7 @@ _FILES, _DIRS, _BYTES, _SPACE = range(4)
 _BLOCK: Final = 512  # bytes of st_blocks
 
 
-class Part(NamedTuple):
+class SubtreeSum(NamedTuple):
     """A directory or file with all that is below it."""
 
     path: str
@@ -36,8 +36,8 @@ class Part(NamedTuple):
 class Summary(NamedTuple):
     """A tree; `parts` are its largest directories and files by depth."""
 
-    top: Part
-    parts: list[Part]
+    top: SubtreeSum
+    parts: list[SubtreeSum]
     failed: int
     failures: list[Failure]
 
@@ -51,7 +51,7 @@ class Summary(NamedTuple):
         }
 
 
-class _Counter:
+class _SubtreeCounter:
     """Adds up; keeps the largest of each directory that is shown."""
 
     def __init__(self, runtime: Runtime, depth: int, entries: int) -> None:
@@ -59,9 +59,9 @@ class _Counter:
         self._depth = depth
         self._entries = entries
         self._seen: set[int] = set()  # inodes with several names; guarded by _lock, as all below
-        self.large: dict[Dir, list[tuple[int, str, Part]]] = {}
+        self.large: dict[Dir, list[tuple[int, str, SubtreeSum]]] = {}
         self.files = 0
-        self.top: Part | None = None
+        self.top: SubtreeSum | None = None
 
     def entries(self, where: Dir, names: Sequence[str]) -> None:
         for name in names:
@@ -82,14 +82,14 @@ class _Counter:
                 where.sums[_SPACE] += space
                 if where.depth < self._depth:
                     path = os.path.join(where.path, name)
-                    self._keep(where, Part(path, where.depth + 1, "file", 1, 0, size, space))
+                    self._keep(where, SubtreeSum(path, where.depth + 1, "file", 1, 0, size, space))
 
     def leave(self, where: Dir, parent_fd: int) -> bool:
         del parent_fd
         with self._lock:
             where.sums[_DIRS] += 1
             files, directories, size, space = where.sums
-            part = Part(where.path, where.depth, "directory", files, directories, size, space)
+            part = SubtreeSum(where.path, where.depth, "directory", files, directories, size, space)
             if where.above is None:
                 self.top = part
                 return True
@@ -99,7 +99,7 @@ class _Counter:
                 self._keep(where.above, part)
         return True
 
-    def _keep(self, where: Dir, part: Part) -> None:
+    def _keep(self, where: Dir, part: SubtreeSum) -> None:
         """Among the largest in `where`. The caller holds the lock."""
         kept = self.large.setdefault(where, [])
         item = (part.space, part.path, part)
@@ -108,13 +108,13 @@ class _Counter:
         else:
             heapq.heappushpop(kept, item)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SubtreeSum]:
         """All that were kept, as a tree is printed: largest first below each."""
         above = {each.path: where for where in self.large for _, _, each in self.large[where]}
-        below: dict[str, list[Part]] = {}
+        below: dict[str, list[SubtreeSum]] = {}
         for where, kept in self.large.items():
             below[where.path] = [part for _, _, part in sorted(kept, reverse=True)]
-        out: list[Part] = []
+        out: list[SubtreeSum] = []
         todo = [part for path, parts in below.items() if path not in above for part in parts[::-1]]
         while todo:
             part = todo.pop()
@@ -135,14 +135,14 @@ def summarize(
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         size = found.st_size if stat.S_ISREG(found.st_mode) else 0
-        return Summary(Part(path, 0, "file", 1, 0, size, found.st_blocks * _BLOCK), [], 0, [])
-    counter, failures = _Counter(runtime, depth, entries), Failures(runtime)
+        return Summary(SubtreeSum(path, 0, "file", 1, 0, size, found.st_blocks * _BLOCK), [], 0, [])
+    counter, failures = _SubtreeCounter(runtime, depth, entries), Failures(runtime)
     Walk(counter, runtime, failures, threads, lambda: progress(counter.files)).run(path)
     assert counter.top is not None, "the walk has left its top"
     name = counter.top.path
     prefix = path.rstrip("/") or "/"
 
-    def placed(part: Part) -> Part:
+    def placed(part: SubtreeSum) -> SubtreeSum:
         return part._replace(path=prefix + part.path[len(name) :])
 
     parts = [placed(part) for part in counter.parts()]

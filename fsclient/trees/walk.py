@@ -5,9 +5,9 @@ mount id must be that of the top: a name that is exchanged for a symlink, or tha
 on it (a bind mount, too), is reported and not entered. So root may walk trees of users that change
 them meanwhile.
 
-The visitor gets the names of a directory in batches, from several threads, and hears when all that
-is below a directory has been visited. Tasks are taken last in, first out, and a scan works off its
-own batches where many wait: open descriptors are bounded by threads times depth, memory too.
+The visitor gets the names of a directory in batches, from several threads, and is called when all
+that is below a directory has been visited. Tasks are taken last in, first out, and a scan works off
+its own batches where many wait: open descriptors are bounded by threads times depth, memory too.
 
 Threading: `walk` runs in the caller's thread and starts `threads` others; `_cond` is a leaf.
 """
@@ -28,7 +28,7 @@ THREADS: Final = 8
 THREADS_MAX: Final = 256
 BATCH: Final = 200  # names
 WAITING_MAX: Final = 64  # batches; then the scanning thread works itself
-PASSES_MAX: Final = 10  # over one directory that others fill while it is emptied
+PASSES_MAX: Final = 10  # over one directory that programs fill while it is emptied
 LOOK_S: Final = 0.2
 FAILURES_MAX: Final = 1000  # that are kept; more are counted
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

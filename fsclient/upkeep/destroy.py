@@ -51,7 +51,7 @@ _BACKUP: Final = re.compile(r"meta/\d{8}T\d{6}Z-[0-9a-f]+(?:-\d+)?/(?:\d{6}|end)
 _MARKS: Final = (OWNER_KEY, CHECK_KEY)
 
 
-class Order(NamedTuple):
+class DestroyPlan(NamedTuple):
     """What is to be destroyed, and what is allowed."""
 
     meta: str  # URL
@@ -89,7 +89,7 @@ class _Objects(NamedTuple):
     kept: int = 0
 
 
-def destroy(order: Order, runtime: Runtime, progress: Progress = lambda _: None) -> Destroyed:
+def destroy(order: DestroyPlan, runtime: Runtime, progress: Progress = lambda _: None) -> Destroyed:
     """Destroy a volume. Raises: ConfigError where it is refused, before anything is changed."""
     with closing(open_store(order.meta, runtime)) as store:
         with naming(order.meta):
@@ -119,7 +119,7 @@ def destroy(order: Order, runtime: Runtime, progress: Progress = lambda _: None)
     return Destroyed(settings.name, settings.uuid, place, rows, *found)
 
 
-def _require_named(order: Order, settings: VolumeFormat) -> None:
+def _require_named(order: DestroyPlan, settings: VolumeFormat) -> None:
     """Raises: ConfigError where another volume is meant."""
     shown = shown_url(order.meta)
     if settings.name != order.name:
@@ -134,7 +134,7 @@ def _require_named(order: Order, settings: VolumeFormat) -> None:
         )
 
 
-def _require_unused(order: Order, store: Store, runtime: Runtime) -> None:
+def _require_unused(order: DestroyPlan, store: Store, runtime: Runtime) -> None:
     """Raises: ConfigError where clients have a session."""
     sessions = Meta(store, runtime, order.meta_wait_s).sessions.all()
     if sessions:
@@ -146,7 +146,7 @@ def _require_unused(order: Order, store: Store, runtime: Runtime) -> None:
         )
 
 
-def _opened(order: Order, settings: VolumeFormat, runtime: Runtime) -> ObjectStore | None:
+def _opened(order: DestroyPlan, settings: VolumeFormat, runtime: Runtime) -> ObjectStore | None:
     """The object store; None where an earlier run has removed its directories already.
 
     Raises: ConfigError where it belongs to another volume.
@@ -196,7 +196,7 @@ def is_own_key(key: str) -> bool:
 
 
 def _delete_all(
-    order: Order, objects: ObjectStore, runtime: Runtime, progress: Progress
+    order: DestroyPlan, objects: ObjectStore, runtime: Runtime, progress: Progress
 ) -> _Objects:
     """Delete the objects that are ours, but for the marks. Raises: StoreError."""
     found = _Objects()

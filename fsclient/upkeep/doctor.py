@@ -29,7 +29,7 @@ LOG_BYTES: Final = 256 << 10  # of its end
 _FILE_MAX: Final = 4 << 20
 _PACKAGES: Final = (
     *("slicefs", "click", "crc32c", "hiredis", "lz4", "msgpack", "redis", "zstandard"),
-    *("boto3", "cryptography", "tikv-client"),
+    *("boto3", "cryptography", "opentelemetry-sdk", "tikv-client"),
 )
 _SECRETS: Final = (
     (re.compile(r"(\w://)[^/\s\"'@]*@"), r"\1***@"),

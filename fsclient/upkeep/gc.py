@@ -48,14 +48,14 @@ class Collected(NamedTuple):
     """What is in the store."""
 
     in_use: Count = Count()
-    dead: Count = Count()  # wait for deletion, by whoever leads
-    leaked: Count = Count()  # nobody's
-    young: Count = Count()  # nobody's, and younger than asked for
+    dead: Count = Count()  # wait for deletion by the leader
+    leaked: Count = Count()  # of no file
+    young: Count = Count()  # of no file, and younger than asked for
     recent: Count = Count()  # of slices that a client may still commit
     strange: Count = Count()  # keys that are no blocks'
     deleted: Count = Count()
     failed: int = 0  # of those leaked, that could not be deleted
-    floor: int = 0  # slices below it were judged
+    floor: int = 0  # slices below it were classified
     held_by: str = ""  # the session that keeps the floor so low
 
 
@@ -85,8 +85,8 @@ def collect(
 ) -> Collected:
     """Find what is leaked, and delete it if asked to; go on from `place`.
 
-    Only who deletes has a place in files: marks are safe to keep where clients know of them.
-    Raises: Corrupt where a chunk can't be read: what it refers to is not known; Unavailable;
+    Only a gc that deletes has a checkpoint in files: marks are safe to keep where clients know of
+    them. Raises: Corrupt where a chunk can't be read: what it refers to is not known; Unavailable;
     ConfigError where another one has begun meanwhile.
     """
     place = place or GcCheckpoint(runtime)
@@ -96,10 +96,10 @@ def collect(
         if place.phase == MARK:
             noted = _mark(meta, place, progress)
             if job.delete and not _end_marks(meta, place.run, noted):
-                raise ConfigError("another gc has begun meanwhile: let it end, or run this again")
+                raise ConfigError("another gc has started: wait until it ends, or run this again")
             place.enter(SWEEP)
         sweep = _Sweep(place, runtime.now_ns() - int(job.age_s * 1e9))
-        remove = _Remover(runtime, objects, job.threads) if job.delete else None
+        remove = _ObjectRemover(runtime, objects, job.threads) if job.delete else None
         return _sweep(objects, sweep, remove, progress)
     finally:
         place.close()
@@ -107,11 +107,11 @@ def collect(
 
 def _begin(meta: Meta, job: Job, place: GcCheckpoint) -> None:
     """Find out what may be deleted at all."""
-    lineage = meta.deletion.lineage()
+    store_epoch = meta.deletion.store_epoch()
     floor, holder = _floor(meta)
-    run = place.begin(floor, lineage)
+    run = place.begin(floor, store_epoch)
     if job.delete:
-        job.may_delete()  # who is gone by now was not counted, or held the floor down
+        job.may_delete()  # clients that are gone by now were not counted, or held the floor down
         bound = floor
         meta.transactor.run(lambda txn: marks.begin(txn, bound, run))
         after, by = _floor(meta)  # of sessions that have joined before they could see it
@@ -122,7 +122,7 @@ def _begin(meta: Meta, job: Job, place: GcCheckpoint) -> None:
 
 
 def settled_floor(meta: Meta) -> tuple[int, str]:
-    """A floor that stays one, whoever joins again; and the session that keeps it low.
+    """A floor that stays one, whichever client joins again; and the session that keeps it low.
 
     Raises: StoreError.
     """
@@ -133,7 +133,8 @@ def settled_floor(meta: Meta) -> tuple[int, str]:
 
 
 def _floor(meta: Meta) -> tuple[int, str]:
-    """Below it no client will commit a slice; and who keeps it below what was handed out."""
+    """Below it no client will commit a slice; and the session that keeps it below what was handed
+    out."""
     _, floor = meta.sessions.round_and_floor()
     holder = ""
     for each in meta.sessions.all():
@@ -167,7 +168,7 @@ def _mark(meta: Meta, place: GcCheckpoint, progress: Progress) -> list[bytes]:
 
 
 def _end_marks(meta: Meta, run: bytes, noted: Sequence[bytes]) -> bool:
-    """Tell clients that nobody reads the chunks any more; False where another gc does.
+    """Tell clients that no gc reads the chunks any more; False where another gc does.
 
     Their notes go first, while none can begin unnoticed.
     """
@@ -180,7 +181,7 @@ def _end_marks(meta: Meta, run: bytes, noted: Sequence[bytes]) -> bool:
 
 
 class _Sweep:
-    """What the listing is judged by, and what was found."""
+    """What the listing is compared with, and what was found."""
 
     def __init__(self, place: GcCheckpoint, before_ns: int) -> None:
         self.place = place
@@ -209,7 +210,7 @@ class _Sweep:
         self.seen += 1
         return verdict == "leaked"
 
-    def so_far(self, remove: _Remover | None) -> Collected:
+    def so_far(self, remove: _ObjectRemover | None) -> Collected:
         """What was found and done, by earlier runs, too."""
         deleted, failed = self._deleted, 0
         if remove is not None:
@@ -221,7 +222,7 @@ class _Sweep:
         )
 
     def step(self, key: str, so_far: Collected) -> None:
-        """All up to `key` is judged and dealt with."""
+        """All up to `key` is classified and dealt with."""
         kept = {name: list(getattr(so_far, name)) for name in (*_VERDICTS, "deleted")}
         self.place.counts |= {**kept, "seen": self.seen}
         self.place.step(key)
@@ -231,9 +232,9 @@ _VERDICTS: Final = ("in_use", "dead", "leaked", "young", "recent", "strange")
 
 
 def _sweep(
-    objects: ObjectStore, sweep: _Sweep, remove: _Remover | None, progress: Progress
+    objects: ObjectStore, sweep: _Sweep, remove: _ObjectRemover | None, progress: Progress
 ) -> Collected:
-    """Judge each object; what is nobody's goes, before the next `BATCH` is looked at."""
+    """Classify each object; leaked ones go, before the next `BATCH` is looked at."""
     listing = objects.list(f"{CHUNKS}/", sweep.place.at)
     try:
         while batch := list(islice(listing, BATCH)):
@@ -249,7 +250,7 @@ def _sweep(
     return sweep.so_far(remove)
 
 
-class _Remover:
+class _ObjectRemover:
     """Deletes objects with several threads."""
 
     def __init__(self, runtime: Runtime, objects: ObjectStore, threads: int) -> None:

@@ -4,7 +4,7 @@
     FILE.used    the slices that chunks refer to, as `SliceBitmap` has them
     FILE.dead    those that wait for deletion
 
-The marks of an earlier run stay good as long as nobody else has begun to read the chunks before it
+The marks of an earlier run stay good as long as no other gc has begun to read the chunks before it
 was through, and the metadata have not gone back behind it (`ops/data/gc`): `is_good` asks. One
 thread.
 """
@@ -47,8 +47,8 @@ class GcCheckpoint:
         self.at = ""  # where in the phase: a cursor of the walk in hexadecimal, or a key
         self.run = b""  # the name of this run; none before it has begun to mark
         self.floor = 0
-        self.lineage = b""
-        self.counts: dict[str, Any] = {}  # of the phases so far, as whoever counts wants them
+        self.store_epoch = b""
+        self.counts: dict[str, Any] = {}  # of the phases so far, as the counting phase wants them
         self.used, self.dead = SliceBitmap(), SliceBitmap()
         if file is not None:
             try:
@@ -73,7 +73,7 @@ class GcCheckpoint:
         self.phase, self.at = phase, ""
         self.save()
 
-    def begin(self, floor: int, lineage: bytes) -> bytes:
+    def begin(self, floor: int, store_epoch: bytes) -> bytes:
         """Forget all marks, and call the run something new; returns its name.
 
         It counts from the next `save` on; what was kept before counts no more.
@@ -84,13 +84,13 @@ class GcCheckpoint:
         self.used.clear()
         self.dead.clear()
         self.phase, self.at, self.counts = MARK, "", {}
-        self.floor, self.lineage = floor, lineage
+        self.floor, self.store_epoch = floor, store_epoch
         self.run = b"%x" % int(self._runtime.random() * (1 << 53))
         return self.run
 
     def is_good(self, meta: Meta) -> bool:
         """Whether the marks that were kept still say what may be deleted."""
-        if not self.run or self.lineage != meta.deletion.lineage():
+        if not self.run or self.store_epoch != meta.deletion.store_epoch():
             return False
 
         def ask(txn: Txn) -> bool:
@@ -117,7 +117,7 @@ class GcCheckpoint:
             "at": self.at,
             "run": self.run.decode(),
             "floor": self.floor,
-            "lineage": self.lineage.hex(),
+            "lineage": self.store_epoch.hex(),
             "counts": self.counts,
             "used": list(self.used.slots.items()),
             "dead": list(self.dead.slots.items()),
@@ -140,11 +140,11 @@ class GcCheckpoint:
             if self.phase != SWEEP:
                 bytes.fromhex(self.at)
             self.run, self.floor = kept["run"].encode(), int(kept["floor"])
-            self.lineage, self.counts = bytes.fromhex(kept["lineage"]), dict(kept["counts"])
+            self.store_epoch, self.counts = bytes.fromhex(kept["lineage"]), dict(kept["counts"])
             slots = {name: {int(n): int(at) for n, at in kept[name]} for name in _SETS}
             uuid = kept["volume"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"--cursor {file} can't be read: remove it to begin anew") from error
+            raise ConfigError(f"--cursor {file} can't be read: remove it to start again") from error
         if uuid != self._uuid:
             raise ConfigError(f"--cursor {file} is of another volume: name another file")
         return slots
@@ -157,7 +157,7 @@ class GcCheckpoint:
             self.dead = SliceBitmap(path=f"{self._file}.{_DEAD}", slots=slots.get(_DEAD))
         except OSError as error:
             text = f"--cursor {self._file}: {error.strerror}: {error.filename}"
-            raise ConfigError(f"{text}; remove it to begin anew, or name another") from error
+            raise ConfigError(f"{text}; remove it to start again, or name another") from error
 
     def close(self) -> None:
         """Let go of the files; what was saved stays."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fsdata.objects.contract import ObjectStore
 from fsdata.resources.worker_pool import WorkerPool
@@ -38,17 +38,22 @@ class Speed(NamedTuple):
     objects: int
     bytes: int
     seconds: float
-    latency_ms: float  # of one request, in the median
+    latency_seconds: float  # of one request, in the median
 
     @property
-    def mib_s(self) -> float:
+    def bytes_s(self) -> float:
         """Throughput of all threads together."""
-        return self.bytes / (1 << 20) / self.seconds
+        return self.bytes / self.seconds
 
     @property
     def per_s(self) -> float:
         """Requests a second of all threads together."""
         return self.objects / self.seconds
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        speeds = {"per_second": self.per_s, "bytes_per_second": self.bytes_s}
+        return {**self._asdict(), **speeds}
 
 
 class Sizes(NamedTuple):
@@ -198,7 +203,7 @@ def measure(store: ObjectStore, runtime: Runtime, sizes: Sizes) -> Iterator[Spee
     begin = runtime.monotonic()
     listed = sum(1 for _ in store.list("p/"))
     took = runtime.monotonic() - begin
-    yield Speed("list", listed, 0, took, took * 1000)
+    yield Speed("list", listed, 0, took, took)
     yield _timed(runtime, "delete", keys, store.delete, 0, sizes.threads)
 
 
@@ -231,7 +236,7 @@ def _timed(
     if failures:
         raise failures[0]
     median = sorted(latencies)[len(latencies) // 2]
-    return Speed(what, len(keys), size * len(keys), took, median * 1000)
+    return Speed(what, len(keys), size * len(keys), took, median)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Packing small files that nobody has packed, for `gc --pack`: docs/design/packing.
+"""Packing small files that no client has packed, for `gc --pack`: docs/design/packing.
 
-Whoever wrote them has died, or does not pack. A writer that is in doubt offers its slice once more
-and must not find it deleted; whether one is, the floors tell, as they tell `gc`: below all of them
-nobody commits a slice any more. Files that share their bytes with clones or snapshots stay: packed,
-each would need bytes of its own.
+Their writers have died, or do not pack. A writer that is in doubt offers its slice once more and
+must not find it deleted; the floors tell whether there is one, as they tell `gc`: below all of them
+no client commits a slice any more. Files that share their bytes with clones or snapshots stay:
+packed, each would need bytes of its own.
 
 Memory is that of `WINDOW` files and one block; the volume may be in use. One thread, and those of
 the packer's pool.
@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from fsclient.background import packer
+from fsclient.background import tidy_queue
 from fsclient.background.packer import Packer
 from fsclient.upkeep.gc import settled_floor
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data.packing import MEMBERS_MAX, Small
 from fsmeta.schema import scan
 from fsmeta.schema.scan import Walked
-from fsmeta.schema.snapshot_inos import is_sealed
+from fsmeta.schema.snapshot_inos import is_snapshot_ino
 
 WINDOW: Final = 10_000  # files that are sorted before they are packed, 300 bytes each: some engines
 # walk in no order, and files that were made together are read together
@@ -53,7 +53,7 @@ class PackWalk:
         """Take note of those that are small and not packed."""
         for each in inodes:
             listed = each.chunks.get(0, ())
-            if len(listed) != 1 or each.records[0] != 1 or is_sealed(each.ino):
+            if len(listed) != 1 or each.records[0] != 1 or is_snapshot_ino(each.ino):
                 continue
             if self._by.is_single(listed[0]):
                 if listed[0].id < self._floor:
@@ -106,5 +106,5 @@ def _groups(files: Sequence[Small], block_bytes: int) -> Iterator[list[Small]]:
             group, room = [], block_bytes
         group.append(file)
         room -= file.piece.length
-    if len(group) >= packer.MEMBERS_MIN:
+    if len(group) >= tidy_queue.MEMBERS_MIN:
         yield group

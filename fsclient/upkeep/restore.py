@@ -1,8 +1,8 @@
 """Out of the trash, back to where it was: what `slicefs restore` does.
 
 Things in the trash know the directory that they were in, by its number. One that is in the trash
-itself comes back first, then all that was in it at once. A name that exists is never replaced. Who
-is not root may restore what is his own to where he may write.
+itself comes back first, then all that was in it at once. A name that exists is never replaced. A
+user other than root may restore files of their own to directories that they may write to.
 
 Threading: one thread, which starts workers to put things back; `Restorer` needs a session of its
 own. Several, anywhere, may restore the same things.
@@ -11,7 +11,7 @@ own. Several, anywhere, may restore the same things.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -26,7 +26,7 @@ from fsmeta.runtime import Runtime
 from fsmeta.schema.trash import Origin, hour_name, hour_of_name, is_trash, origin_of
 from fsmeta.types import NAME_MAX, ROOT_CALLER, ROOT_INO, Attr, Caller, Dentry, FileType, Ino
 
-BEAT_S: Final = 5.0  # as mounts do, so that nobody takes us for dead
+BEAT_S: Final = 5.0  # as mounts do, so that no client takes us for dead
 _PATHS_MAX: Final = 1000  # directories that are looked for: each costs a listing of those above it
 _AT_ONCE: Final = 1000  # jobs that wait for a thread
 _GONE: Final = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)  # of the directory it was in
@@ -36,6 +36,10 @@ _WHY: Final = {
     errno.EACCES: "not yours, or you may not write to its directory",
     errno.ENODATA: "it is in the trash no more",
 }
+
+
+class NotInTrash(ConfigError):
+    """Nothing of that name is in the trash."""
 
 
 class Trashed(NamedTuple):
@@ -62,7 +66,8 @@ class Restorer:
         self._meta = meta
         self._runtime = runtime
         self._caller = caller
-        self._lock = runtime.lock()  # held while somebody is told
+        self._lock = runtime.lock()  # held while progress is reported
+        self._stopped = False  # by Ctrl-C, or an error
         self._beaten = runtime.monotonic()  # guarded by _lock
 
     def hours(self) -> list[tuple[str, int]]:
@@ -106,7 +111,10 @@ class Restorer:
 
     def of_path(self, path: str) -> Trashed:
         """What was deleted last under a path of the volume. Raises: ConfigError."""
-        *parents, name = (part.encode(errors="surrogateescape") for part in path.split("/") if part)
+        parts = [part.encode(errors="surrogateescape") for part in path.split("/") if part]
+        if not parts:
+            raise NotInTrash(f"{path}: the root is never in the trash")
+        *parents, name = parts
         ino = ROOT_INO
         for each in parents:
             try:
@@ -125,25 +133,67 @@ class Restorer:
             ]
             if found:
                 return max(found, key=lambda each: each.attr.ctime_ns)
-        raise ConfigError(f"{path}: nothing of that name is in the trash")
+        raise NotInTrash(f"{path}: nothing of that name is in the trash")
 
     def tree(self, path: str) -> list[Trashed]:
         """`of_path`, and if that is a directory what was in it and is in the trash, by path.
 
-        Of several things that had one name only the last one. Raises: ConfigError.
+        Where nothing of that name is, but a directory is there: what was in it. Of several things
+        that had one name only the last one. Raises: ConfigError.
         """
-        top = self.of_path(path)
-        found = {top.attr.ino: top}
-        wanted = {top.attr.ino} if top.attr.is_dir else set()
+        tops: list[Trashed] = []
+        missing: NotInTrash | None = None
+        wanted: set[Ino] = set()
+        try:
+            tops.append(self.of_path(path))
+            wanted.update(each.attr.ino for each in tops if each.attr.is_dir)
+        except NotInTrash as error:
+            missing = error
+            wanted.update(self._emptied(path))
+        found, roots = {each.attr.ino: each for each in tops}, frozenset(wanted)
         known = -1
-        while wanted and known != len(found):  # mostly once: who removes a tree begins below
+        while wanted and known != len(found):  # mostly once: removal begins below
             known = len(found)
             for hour in reversed(hours(self._meta)):
                 for page in self._pages(hour):
                     inside = [each for each in page if _is_below(each, wanted, found)]
                     wanted.update(each.ino for each in inside if each.type is FileType.DIR)
                     found.update((each.attr.ino, each) for each in self._look(hour, inside))
-        return self._with_paths(_reached(top, list(found.values())))
+        reached = _reached(tops, roots, list(found.values()))
+        if missing is not None and not reached:
+            raise missing
+        return self._with_paths(reached)
+
+    def _emptied(self, path: str) -> Iterator[Ino]:
+        """Directories that are there, at `path` or below it, and that something in the trash was
+        in: an interrupted restore leaves such."""
+        top = ROOT_INO
+        try:
+            for part in filter(None, path.split("/")):
+                name = part.encode(errors="surrogateescape")
+                top = self._meta.lookup(ROOT_CALLER, top, name).ino
+        except OSError:
+            return
+        within = {top: True}
+        for hour in hours(self._meta):
+            for page in self._pages(hour):
+                for origin in filter(None, (origin_of(each.name) for each in page)):
+                    self._climb(origin.parent, within)
+        yield from (ino for ino, is_within in within.items() if is_within)
+
+    def _climb(self, ino: Ino, within: dict[Ino, bool]) -> None:
+        """Note in `within` whether directory `ino` is below one that is there."""
+        way: list[Ino] = []
+        while ino not in within:
+            way.append(ino)
+            try:
+                above = self._meta.getattr(ROOT_CALLER, ino).parent
+            except OSError:
+                break
+            if ino == ROOT_INO or is_trash(above):
+                break
+            ino = above
+        within.update(dict.fromkeys(way, within.get(ino, False)))
 
     def _with_paths(self, things: Sequence[Trashed]) -> list[Trashed]:
         """These, sorted by where they were."""
@@ -178,7 +228,8 @@ class Restorer:
         self, things: Iterable[Trashed], told: Callable[[RestoreOutcome], None], threads: int = 1
     ) -> int:
         """Restore what can be, `threads` at a time; `told` is told of each, by one thread at a
-        time. How many could not be. Others may restore the same meanwhile. Raises: StoreError.
+        time. How many could not be. Other commands may restore the same meanwhile. Raises:
+        StoreError.
         """
         failed = 0
 
@@ -189,10 +240,14 @@ class Restorer:
                 told(RestoreOutcome(thing, why))
 
         pool = WorkerPool(self._runtime, "restore", threads)
+        self._stopped = False
         try:
             left = list(things)
             while left:
                 left = self._turn(pool, left, tell)
+        except BaseException:
+            self._stopped = True  # what has not begun is left out
+            raise
         finally:
             pool.close()
         return failed
@@ -207,6 +262,8 @@ class Restorer:
         waiting: list[Trashed] = []  # one thread appends at a time: it is under the lock of Python
 
         def work(thing: Trashed) -> None:
+            if self._stopped:
+                return
             error = self._put_back(thing)
             if error in _GONE:
                 waiting.append(thing)
@@ -239,7 +296,7 @@ class Restorer:
         return 0
 
     def _by_others(self, thing: Trashed, error: int) -> int:
-        """What an error means where somebody else restores the same things: 0 if it is back."""
+        """What an error means where another command restores the same things: 0 if it is back."""
         if error not in (errno.EEXIST, *_GONE):
             return error
         if self._leads_to(thing.origin.parent, thing.origin.name, thing):
@@ -268,12 +325,18 @@ def _is_below(each: Dentry, directories: set[Ino], found: Container[Ino]) -> boo
     return origin is not None and origin.parent in directories and each.ino not in found
 
 
-def _reached(top: Trashed, things: Sequence[Trashed]) -> list[Trashed]:
-    """`top` and what of `things` was below it; of those with one name the last one."""
+def _reached(
+    tops: Sequence[Trashed], roots: Collection[Ino], things: Sequence[Trashed]
+) -> list[Trashed]:
+    """`tops` and what of `things` was below them, and below the directories `roots`; of those with
+    one name the last one."""
     last: dict[Ino, dict[bytes, Trashed]] = {}
     for each in sorted(things, key=lambda each: each.attr.ctime_ns):
         last.setdefault(each.origin.parent, {})[each.origin.name] = each
-    out = [top]
+    made = {each.attr.ino for each in tops}
+    out = list(tops)
+    for ino in roots:
+        out += [] if ino in made else last.get(ino, {}).values()
     for each in out:
         if each.attr.is_dir:
             out += last.get(each.attr.ino, {}).values()

@@ -1,11 +1,11 @@
-"""Reading every block that files refer to, and judging it: `scrub`, and `fsck --data`.
+"""Reads and verifies every block that files refer to: `scrub`, and `fsck --data`.
 
-It walks the inodes, so what is wrong is told with the file that has it, and memory is that of one
+It walks the inodes, so each problem is reported with its file, and memory is that of one
 page of inodes. Several threads read. The volume may be in use: what a file no longer refers to when
 it is looked at again was deleted meanwhile, and is no problem.
 
-Without the key of an encrypted volume the checksums of what is stored are verified, which is
-everything but whether somebody else has made it.
+Without the key of an encrypted volume the checksums of what is stored are verified, which proves
+everything but that the block was written with the key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fsdata.format.encryption import Sealer
 
 THREADS: Final = 4
-GOOD_MAX: Final = 10_000  # 2 MB: those who share a block are mostly neighbours
+GOOD_MAX: Final = 10_000  # 2 MB: slices that share a block are mostly neighbours
 AHEAD: Final = 4  # blocks a thread has waiting: none idles while the walk reads its next page
 
 
@@ -73,7 +73,7 @@ class _Block(NamedTuple):
 
 
 class Scrub:
-    """Reads and judges blocks. `close` ends the threads."""
+    """Reads and verifies blocks. `close` ends the threads."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Scrub:
         self._most = AHEAD * threads
         self._cond = runtime.condition()
         self._waiting = 0  # guarded by _cond, as all below: blocks submitted
-        self._reading: dict[str, list[_Block]] = {}  # under way, and who else has the same block
+        self._reading: dict[str, list[_Block]] = {}  # under way, and the others with the same block
         self._suspects: list[tuple[_Block, str, str]] = []
         self._good: OrderedDict[str, None] = OrderedDict()  # blocks lately found right
         self._error: Exception | None = None  # the store is away: nothing can be said

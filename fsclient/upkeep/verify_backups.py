@@ -1,7 +1,7 @@
 """Can the backups of the metadata be restored? The last part of `slicefs fsck`.
 
 A backup that was never completed is left over from a client that was killed, or is being made; one
-that lacks a part is of no use to anybody. Memory: the keys of all backups, a few dozen of them.
+that lacks a part is of no use. Memory: the keys of all backups, a few dozen of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BackupVerdict(NamedTuple):
 def verify_backups(objects: ObjectStore, remove: bool) -> BackupVerdict:
     """Look whether each backup is whole; with `remove` those that are not go.
 
-    To remove wants a volume that nobody uses. Raises: Unavailable, OSError.
+    Removing wants a volume that no client uses. Raises: Unavailable, OSError.
     """
     problems: list[str] = []
     removed: list[str] = []

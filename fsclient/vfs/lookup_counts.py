@@ -13,7 +13,7 @@ Threading: any thread; one lock, under which `gone` is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fsmeta.runtime import Runtime
@@ -45,12 +45,16 @@ class LookupCounts:
             if len(counts) > LOOKUPS_MAX or not self._exact:
                 self._end_counting()
 
-    def add_all(self, inos: Iterable[Ino]) -> None:
+    def add_all(self, inos: Sequence[Ino]) -> None:
         """Entries with these inodes are about to be answered."""
         with self._lock:
             counts = self._counts
-            for ino in inos:
-                counts[ino] = counts.get(ino, 0) + 1
+            first = dict.fromkeys(inos, 1)
+            if len(first) == len(inos) and counts.keys().isdisjoint(first):
+                counts.update(first)
+            else:
+                for ino in inos:
+                    counts[ino] = counts.get(ino, 0) + 1
             if len(counts) > LOOKUPS_MAX or not self._exact:
                 self._end_counting()
 
@@ -63,6 +67,11 @@ class LookupCounts:
             elif self._exact:
                 self._counts.pop(ino, None)
                 self._gone(ino)
+
+    def end_counting(self) -> None:
+        """An earlier process has answered entries of this mount, of which nothing is known."""
+        with self._lock:
+            self._end_counting()
 
     def _end_counting(self) -> None:
         """Count no more; nothing is then known to be gone. The caller holds the lock.

@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 from fsclient.volume.flock_scope import locks_may_be_unseen
 from fsclient.volume.units import format_size, parse_size
 from fsdata.disk_cache.cache import WRITERS, CachePolicy, DiskCache
-from fsdata.disk_cache.disk import EVICTIONS, OPEN_MAX, Disk, DiskLimits
+from fsdata.disk_cache.disk import Disk
+from fsdata.disk_cache.eviction import EVICTIONS, OPEN_MAX, DiskLimits
 from fsdata.disk_cache.file_io import CacheFiles, OsFiles
 from fsdata.disk_cache.member import SHARED_ROUND_S
 from fsdata.objects.contract import ObjectStore
@@ -27,6 +28,7 @@ from fsdata.resources.private_paths import make_private, require_private
 from fsmeta.errors import ConfigError
 from fsmeta.rules.settings import VolumeFormat
 from fsmeta.runtime import Runtime
+from fsmeta.user_namespace import has_system_paths
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ def check_cache(options: CacheOptions, mountpoint: str) -> None:
     wanted = _parse(options)
     if not 0 <= options.free_ratio < 1:
         raise ConfigError("--free-space-ratio: a share from 0 to below 1, as in 0.1")
-    above = os.path.realpath(mountpoint)
+    above = mountpoint
     for each in wanted:
         if os.path.commonpath((above, os.path.realpath(each.path))) == above:
             raise ConfigError(f"--cache-dir {each.path}: it is in the mount point: name another")
@@ -111,7 +113,7 @@ def open_cache(
             member.health.lost(trouble)
         elif fstype := locks_may_be_unseen(member.disk.place.root):
             log.warning(
-                "cache disk %s is on %s: where other hosts use it, too, nobody knows at once how "
+                "cache disk %s is on %s: where other hosts use it, too, no mount knows at once how "
                 "much is there, and --cache-size may be exceeded: name a disk of this host",
                 member.disk.place.root,
                 fstype,
@@ -168,7 +170,7 @@ def _require_different(disks: Sequence[Disk]) -> None:
 
 
 def named_directories(options: CacheOptions) -> list[str]:
-    """The directories that somebody chose for the cache. Raises: ConfigError."""
+    """The directories that the user chose for the cache. Raises: ConfigError."""
     return [] if options.directories == AUTO else [each.path for each in _parse(options)]
 
 
@@ -179,11 +181,12 @@ def cache_directories(options: CacheOptions) -> list[str]:
 
 def default_directory() -> str:
     """Where `auto` keeps the cache."""
-    return "/var/cache/slicefs" if os.geteuid() == 0 else os.path.expanduser("~/.slicefs/cache")
+    return "/var/cache/slicefs" if has_system_paths() else os.path.expanduser("~/.slicefs/cache")
 
 
 def _make_default(path: str) -> bool:
-    """Whether the directory of `auto` can be used: nobody asked for it, so nobody complains."""
+    """Whether the directory of `auto` can be used: the user did not ask for it, so a failure is no
+    error."""
     try:
         make_private(path)
         usable = os.access(path, os.R_OK | os.W_OK | os.X_OK)

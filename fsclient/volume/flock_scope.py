@@ -20,7 +20,7 @@ _ASK_A_SERVER: Final = frozenset(("ceph", "gpfs", "lustre", "nfs", "nfs4"))
 _KEPT_LOCAL: Final = frozenset(("local_lock=all", "local_lock=flock", "localflock", "noflock"))
 
 
-class _Place(NamedTuple):
+class _Filesystem(NamedTuple):
     """What a directory is on."""
 
     mountpoint: str
@@ -46,7 +46,7 @@ def locks_may_be_unseen(path: str) -> str:
     return place.fstype
 
 
-def _place(path: str) -> _Place | None:
+def _place(path: str) -> _Filesystem | None:
     """Raises: OSError."""
     found = None
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
@@ -61,8 +61,8 @@ def _place(path: str) -> _Place | None:
     return found
 
 
-def _parse(line: str) -> _Place:
+def _parse(line: str) -> _Filesystem:
     """See proc_pid_mountinfo(5); a path with spaces is not found, and what is above it is."""
     fields = line.split()
     dash = fields.index("-")
-    return _Place(fields[4], fields[dash + 1], frozenset(fields[-1].split(",")))
+    return _Filesystem(fields[4], fields[dash + 1], frozenset(fields[-1].split(",")))

@@ -32,24 +32,31 @@ _TLS_WORDS: Final = (*TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname", "ssl_pas
 _CERT_REQS: Final = ("none", "optional", "required")
 
 
+def on_redis(url: str) -> bool:
+    """Whether `url` names metadata in Redis."""
+    return sqlite_file(url) is None and url.partition("://")[0] != _TIKV
+
+
 def open_store(
     url: str,
     runtime: Runtime,
     create: bool = False,
     redis_wait: tuple[int, int] | None = None,
     tikv_gc: bool = False,
+    token: int | None = None,
 ) -> Store:
     """The metadata engine that `url` names; `create` makes a SQLite file that is not there.
 
     `redis_wait`: how many replicas must have a change, and how many milliseconds they may take.
-    `tikv_gc`: if it leads, this client has old values in TiKV dropped.
+    `tikv_gc`: if it leads, this client has old values in TiKV dropped. `token`: names the client to
+    a store that tells clients apart; processes that take a session over have the same.
     Raises: ConfigError.
     """
     path = sqlite_file(url)
     if redis_wait is not None and (path is not None or url.partition("://")[0] == _TIKV):
         raise ConfigError("--redis-wait is for metadata in Redis: leave it out")
     if path is None:
-        return _open_server(url, runtime, redis_wait, tikv_gc)
+        return _open_server(url, runtime, redis_wait, tikv_gc, token)
     _check_file(path, create)
     from fsmeta.store.sqlite import SqliteStore
 
@@ -57,7 +64,11 @@ def open_store(
 
 
 def _open_server(
-    url: str, runtime: Runtime, redis_wait: tuple[int, int] | None, tikv_gc: bool
+    url: str,
+    runtime: Runtime,
+    redis_wait: tuple[int, int] | None,
+    tikv_gc: bool,
+    token: int | None,
 ) -> Store:
     """Raises: ConfigError."""
     if url.partition("://")[0] == _TIKV:
@@ -69,7 +80,8 @@ def _open_server(
     from fsmeta.store.redis.engine import RedisStore
 
     try:
-        return RedisStore(url, runtime, None if redis_wait is None else ReplicaWait(*redis_wait))
+        wait = None if redis_wait is None else ReplicaWait(*redis_wait)
+        return RedisStore(url, runtime, wait, token)
     except StoreError as error:
         raise ConfigError(
             f"{shown_url(url)}: {error}; check user and password in the URL"
@@ -175,7 +187,7 @@ def nothing_left(url: str) -> Iterator[None]:
 
 def sqlite_path(rest: str) -> str:
     """The file in `sqlite://` + `rest`: `/name.db` is in the working directory, any other path as
-    it stands.
+    it is.
 
     Raises: ConfigError.
     """

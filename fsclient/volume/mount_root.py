@@ -1,7 +1,7 @@
 """What a mount shows as its root: the volume's, a directory below it, or a snapshot of either.
 
 Called while mounting, and by jobs that are told of a directory by its number, which the kernel has
-not judged. Threading: functions only.
+not checked. Threading: functions only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from fsmeta.errors import ConfigError
 from fsmeta.meta.meta import Meta
 from fsmeta.rules import access
-from fsmeta.schema.snapshot_inos import shelf_of
+from fsmeta.schema.snapshot_inos import snapshot_dir_of
 from fsmeta.types import NO_PARENT, ROOT_CALLER, ROOT_INO, Caller, Ino
 
 
@@ -32,7 +32,7 @@ def find_root(meta: Meta, subdir: str, snapshot: str) -> Ino:
     if not snapshot:
         return ino
     try:
-        return meta.lookup(ROOT_CALLER, shelf_of(ino), os.fsencode(snapshot)).ino
+        return meta.lookup(ROOT_CALLER, snapshot_dir_of(ino), os.fsencode(snapshot)).ino
     except OSError as error:
         where = f"/{subdir.strip('/')}"
         raise ConfigError(
@@ -41,7 +41,7 @@ def find_root(meta: Meta, subdir: str, snapshot: str) -> Ino:
 
 
 def require_way(meta: Meta, caller: Caller, root: Ino, directory: Ino) -> None:
-    """Let only those ask for `directory` who could come to it from `root`.
+    """Let only callers ask for `directory` that could come to it from `root`.
 
     Raises: EACCES where there is no way for `caller`, ESTALE, ENOTDIR.
     """

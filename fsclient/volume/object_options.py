@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fsdata.objects.s3.s3 import S3Settings
 
 STORAGES: Final = ("file", "s3", "rados", "mem")
-SHARD: Final = "%d"  # what stands for the number of a shard in a bucket's name
+SHARD: Final = "%d"  # the placeholder for the number of a shard in a bucket's name
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _POOL: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _AWS_HOST: Final = re.compile(r"(.+)\.s3(?:[.-]([a-z0-9-]+))?\.amazonaws\.com(?:\.cn)?")
@@ -32,7 +32,7 @@ _SECONDS_MAX: Final = 600
 
 def _word(value: str) -> str:
     if not value:
-        raise ConfigError("it is empty: say which, or leave the option out")
+        raise ConfigError("it is empty: give a value, or leave the option out")
     if not re.fullmatch(r"[\w.:/+=@-]+", value, re.ASCII):
         raise ConfigError("no spaces or special characters")
     return value
@@ -62,23 +62,47 @@ def _checksum(value: str) -> str:
     return value
 
 
-_Parser = Callable[[str], str]
-_OPTIONS: Final[Mapping[str, Mapping[str, _Parser]]] = {
+class StoreOption(NamedTuple):
+    """One `--store-option`: how it is read, and what the reference says of it."""
+
+    parse: Callable[[str], str]
+    value: str
+    default: str
+    meaning: str
+
+
+_TIMEOUT: Final = "15"
+OPTIONS: Final[Mapping[str, Mapping[str, StoreOption]]] = {
     "file": {},
     "mem": {},
     "s3": {
-        "region": _word,
-        "path-style": _boolean,
-        "profile": _word,
-        "credentials": _path,
-        "ca": _path,
-        "storage-class": _word,
-        "sse": _word,
-        "sse-kms-key": _word,
-        "checksum": _checksum,
-        "timeout": _seconds,
+        "region": StoreOption(
+            _word, "NAME", "as AWS programs have it", "The region of the bucket."
+        ),
+        "path-style": StoreOption(
+            _boolean, "yes|no", "no on AWS, else yes", "The bucket is in the path, not in the host."
+        ),
+        "profile": StoreOption(_word, "NAME", "default", "Of AWS' configuration files."),
+        "credentials": StoreOption(_path, "FILE", "", "The keys, as in ~/.aws/credentials."),
+        "ca": StoreOption(_path, "FILE", "the system's", "Certificate authorities, PEM."),
+        "storage-class": StoreOption(_word, "NAME", "", "Sent with each put."),
+        "sse": StoreOption(_word, "AES256|aws:kms", "", "Encryption by the store, for each put."),
+        "sse-kms-key": StoreOption(_word, "ID", "", "With sse=aws:kms, the key."),
+        "checksum": StoreOption(
+            _checksum, "|".join(_CHECKSUMS), "crc32c", "What the store verifies of each put."
+        ),
+        "timeout": StoreOption(_seconds, "SECONDS", _TIMEOUT, "The longest silence of the store."),
     },
-    "rados": {"user": _word, "conf": _path, "keyring": _path, "timeout": _seconds},
+    "rados": {
+        "user": StoreOption(_word, "NAME", "admin", "The user, with or without `client.`"),
+        "conf": StoreOption(
+            _path, "FILE", "$CEPH_CONF, /etc/ceph/ceph.conf", "The configuration of the cluster."
+        ),
+        "keyring": StoreOption(_path, "FILE", "as conf has it", "The keys of the user."),
+        "timeout": StoreOption(
+            _seconds, "SECONDS", _TIMEOUT, "The longest that one request takes."
+        ),
+    },
 }
 
 
@@ -91,7 +115,7 @@ class StoreLocation(NamedTuple):
 
 def parse_options(storage: str, words: Iterable[str]) -> dict[str, str]:
     """`NAME=VALUE` words as options of a kind of store. Raises: ConfigError."""
-    known = _OPTIONS.get(storage, {})
+    known = OPTIONS.get(storage, {})
     out: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -101,7 +125,7 @@ def parse_options(storage: str, words: Iterable[str]) -> dict[str, str]:
         if not equals:
             raise ConfigError(f"--store-option {name}: write {name}=VALUE")
         try:
-            out[name] = known[name](value)
+            out[name] = known[name].parse(value)
         except ConfigError as error:
             raise ConfigError(f"--store-option {name}: {error}") from error
     return out
@@ -136,7 +160,7 @@ _WANTED: Final = {
 def _parse_directory(bucket: str) -> StoreLocation:
     if "://" in bucket:
         raise ConfigError(
-            f"--bucket {_shown(bucket)}: name a directory, or say --storage s3 or --storage rados"
+            f"--bucket {_shown(bucket)}: name a directory, or add --storage s3 or --storage rados"
         )
     return StoreLocation(os.path.abspath(bucket), {})
 
@@ -194,7 +218,7 @@ _PARSERS: Final[Mapping[str, Callable[[str], StoreLocation]]] = {
 
 
 def _shown(bucket: str) -> str:
-    """A bucket that can be shown although somebody may have put keys into it."""
+    """A bucket that can be shown although a user may have put keys into it."""
     scheme, separator, rest = bucket.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else bucket
 

@@ -13,7 +13,13 @@ from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsclient.volume.object_options import SHARD, rados_settings, s3_settings
-from fsdata.objects.contract import CHECK_KEY, ObjectStore, Unreached, check_usable
+from fsdata.objects.contract import (
+    CHECK_KEY,
+    NeverReached,
+    ObjectStore,
+    Unreached,
+    check_usable,
+)
 from fsdata.objects.file import FileObjects
 from fsdata.objects.mem import MemObjects
 from fsdata.objects.rate_limit import Adaptive, Limited
@@ -33,6 +39,8 @@ TIMEOUT_S: Final = 120.0  # how long a request is repeated: a store that restart
 _OPENING: Final = Backoff(total_s=5.0)  # commands say that a store is away, instead of waiting
 _OPENING_SILENT_S: Final = 5.0  # without a word, of 36 bytes asked for; mostly it takes 10 ms
 _CHECK_BITS: Final = 64  # of the name of a test object
+REMOTE_ENV: Final = "SLICEFS_NO_LOCAL_STORES"  # set: settings of volumes name no file of this host
+_LOCAL: Final = ("file", "mem")
 _HARMLESS: Final = frozenset({"timeout"})  # options with which a store works as without
 
 _MEMORY: Final[dict[str, MemObjects]] = {}  # by bucket: what format and mount of one process share
@@ -73,9 +81,13 @@ class Stack(NamedTuple):
 
 
 def stacked(
-    raw: ObjectStore, storage: str, runtime: Runtime, pacing: Pacing | None = None
+    raw: ObjectStore,
+    storage: str,
+    runtime: Runtime,
+    pacing: Pacing | None = None,
+    meter: Callable[[Runtime, ObjectStore], Metered] = Metered,
 ) -> Stack:
-    """`raw` with what a client puts around it."""
+    """`raw` with what a client puts around it; `meter` makes what counts and times requests."""
     pacing = pacing or Pacing()
     leaving = runtime.event()
     adaptive = None
@@ -83,7 +95,7 @@ def stacked(
         adaptive = Adaptive(runtime, raw, patience_s=pacing.timeout_s, leaving=leaving)
     backoff = Backoff(total_s=pacing.timeout_s)
     retrying = Retrying(runtime, adaptive or raw, backoff, leaving)
-    metered = Metered(runtime, retrying)
+    metered = meter(runtime, retrying)
     store: ObjectStore = metered
     if pacing.upload_bytes_s or pacing.download_bytes_s:
         limits = pacing.upload_bytes_s, pacing.download_bytes_s
@@ -166,6 +178,7 @@ class _Opener:
             "s3": self._bucket,
             "rados": self._namespace,
         }
+        require_remote(settings)
         if settings.storage not in self._makers:
             raise ConfigError(
                 f"this slicefs does not know storage {settings.storage!r}: upgrade slicefs"
@@ -209,11 +222,9 @@ class _Opener:
 
     @contextmanager
     def impatient(self) -> Iterator[None]:
-        """While little is asked, a store that hangs is given up soon, and with a remedy.
+        """While few requests are made, a store that hangs is given up soon, with a remedy.
 
-        What is opened meanwhile, too.
-
-        Unless somebody has said how long it may take.
+        Stores that are opened meanwhile, too; not where the user has set `timeout`.
         """
         if self._settings.storage == "s3" and "timeout" not in self._options:
             from fsdata.objects.s3.http import Timeouts
@@ -224,7 +235,7 @@ class _Opener:
         try:
             yield
         except Unreached as error:
-            raise Unreached(
+            raise NeverReached(
                 f"{error}: check the address, and whether the store runs and can be reached from "
                 "here; --store-option timeout=SECONDS lets an answer take longer"
             ) from error
@@ -241,6 +252,7 @@ def open_objects(
 
     Raises: ConfigError, Unavailable.
     """
+    require_remote(settings)
     for root in directories(settings):
         if not os.path.isdir(root):
             raise ConfigError(
@@ -256,6 +268,15 @@ def open_objects(
             _require_owner(Retrying(runtime, parts[0], _OPENING), settings)
         undo.pop_all()
     return _whole(settings, parts)
+
+
+def require_remote(settings: VolumeFormat) -> None:
+    """Raises: ConfigError where the data are on this host, and the environment forbids that."""
+    if os.environ.get(REMOTE_ENV) and settings.storage in _LOCAL:
+        raise ConfigError(
+            f"the storage of the volume is {settings.storage}, and {REMOTE_ENV} is set: use a "
+            "store that all hosts reach"
+        )
 
 
 def _whole(settings: VolumeFormat, parts: Sequence[ObjectStore]) -> ObjectStore:
@@ -290,7 +311,7 @@ def released(
 def _require_owner(objects: ObjectStore, settings: VolumeFormat) -> None:
     """Raises: ConfigError where the objects are another volume's: their names would be mixed up.
 
-    Who does not know yet which volume it is says so by an empty `uuid`.
+    A caller that does not know yet which volume it is passes an empty `uuid`.
     """
     if settings.storage == "mem" or not settings.uuid:
         return
@@ -336,7 +357,10 @@ def _claim(
     if settings.storage != "mem":
         require_empty(part, settings)
     undo.callback(quietly, partial(part.delete, CHECK_KEY))
-    check_usable(part)
+    try:
+        check_usable(part)
+    except ConfigError as error:
+        raise ConfigError(f"{place_of(settings)}: {error}") from error
     if settings.storage != "mem":
         undo.callback(quietly, partial(part.delete, OWNER_KEY))
         part.put(OWNER_KEY, (settings.uuid.encode(),))

@@ -71,7 +71,7 @@ def fullness(each: Quota) -> float:
 
 
 def paths_of(meta: Meta, inos: Iterable[Ino]) -> dict[Ino, bytes]:
-    """The path of each directory; `?` stands for what moved away meanwhile."""
+    """The path of each directory; `?` for what moved away meanwhile."""
     parents: dict[Ino, Ino] = {}
     todo = list(inos)
     wanted = list(todo)

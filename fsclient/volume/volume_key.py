@@ -31,7 +31,7 @@ class KeyOffer:
         passphrase: bytes | None = None,
         insists: bool = False,
     ) -> None:
-        """`insists`: whoever brings it believes that the volume is encrypted."""
+        """`insists`: the user expects the volume to be encrypted."""
         self._rsa = rsa
         self._passphrase = passphrase
         self.insists = insists

@@ -1,10 +1,10 @@
-"""Where on a host's disk the journal of a mount lies: one directory a mount, locked while it runs.
+"""The directory on a host's disk for the journal of a mount: one a mount, locked while it runs.
 
-`DIR/UUID/0`, `1`, …: a mount takes the first that nobody holds, one with a journal in it before
-others, so that whoever mounts first takes up what was left. A journal that nobody takes up waits.
-Who mounts with other options than before has another DIR: what was left in the usual ones counts.
+`DIR/UUID/0`, `1`, …: a mount takes the first free one, preferring one with a journal in it, so that
+the next mount takes up what was left. A journal that no mount takes up waits. A mount with other
+options than before has another DIR: what was left in the usual ones counts.
 
-One who was killed a moment ago may hold his still, and is waited for: his journal is to be taken.
+A client killed a moment ago may still hold its own, and is waited for: its journal is to be taken.
 
 The lock is all that keeps mounts apart, whatever containers and hosts they are on: pids and names
 mean nothing there. Where other hosts may not see it nothing is staged.
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fsclient.volume.flock_scope import locks_may_be_unseen
-from fsclient.writeback.lock_holder_exiting import is_held_by_the_dying
+from fsclient.writeback.lock_holder_exiting import is_held_by_exiting
 from fsdata.resources.private_paths import (
     make_private,
     open_private,
@@ -35,7 +35,7 @@ from fsmeta.runtime import Runtime
 log = logging.getLogger(__name__)
 
 SLOTS_MAX: Final = 64  # mounts of one volume on one host
-DYING_S: Final = 30.0  # for one who was killed to be gone; then his journal waits for the next
+DYING_S: Final = 30.0  # for a killed client to be gone; then its journal waits for the next mount
 _LOCK: Final = "lock"
 _LOOK_S: Final = 0.02
 
@@ -96,7 +96,7 @@ def _require_locks(root: str, base: str) -> None:
 
 
 def _take(runtime: Runtime, base: str) -> JournalDir | None:
-    """The best slot that nobody holds."""
+    """The best slot that no mount holds."""
     empty: JournalDir | None = None
     left: JournalDir | None = None
     for number in range(SLOTS_MAX):
@@ -123,8 +123,8 @@ def warn_of_journals(roots: Sequence[str], volume: str) -> None:
     """Say in the log what mounts of `volume` have left below `roots`: this one takes up nothing."""
     for path, root in left_journals(roots, volume):
         log.warning(
-            "%s has the journal of a mount that has ended, and nobody sees what is in "
-            "it: mount with --writeback --staging-dir %s once to have it published",
+            "%s has the journal of a mount that has ended, and no mount shows what is "
+            "in it: mount with --writeback --staging-dir %s once to have it published",
             path,
             root,
         )
@@ -145,7 +145,7 @@ def left_journals(roots: Sequence[str], volume: str) -> Iterator[tuple[str, str]
 
 
 def _is_held(path: str) -> bool:
-    """Whether a mount has a slot. For who takes slots now it looks held for a moment."""
+    """Whether a mount has a slot. Meanwhile it looks held to a mount that takes slots."""
     fd = os.open(os.path.join(path, _LOCK), os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -184,7 +184,7 @@ def _lock(runtime: Runtime, path: str) -> JournalDir | None:
     fd = open_private(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT)
     deadline = runtime.monotonic() + DYING_S
     while not (is_ours := _try_lock(fd)) and runtime.monotonic() < deadline:
-        if not is_held_by_the_dying(fd):
+        if not is_held_by_exiting(fd):
             is_ours = _try_lock(fd)  # the holder may be gone since
             break
         runtime.sleep(_LOOK_S)

@@ -1,6 +1,6 @@
 """Whether a process of this host that holds a lock is on its way out.
 
-Who was killed keeps his locks until the kernel has taken the process apart, which a write to a slow
+A killed process keeps its locks until the kernel has taken it apart, which a write to a slow
 disk or gigabytes of memory can make a second: longer than it takes to mount again.
 """
 
@@ -15,20 +15,20 @@ _PF_EXITING: Final = 0x4  # include/linux/sched.h
 _KILLED: Final = 1 << signal.SIGKILL - 1
 
 
-def is_held_by_the_dying(fd: int) -> bool:
-    """Whether someone who is being killed has the open file `fd` locked with flock(2).
+def is_held_by_exiting(fd: int) -> bool:
+    """Whether a process that is being killed has the open file `fd` locked with flock(2).
 
     False where it can't be told: without /proc, and of processes in another pid namespace.
     """
-    return any(_is_dying(pid) for pid in _holders(os.fstat(fd).st_ino))
+    return any(_is_exiting(pid) for pid in _holders(os.fstat(fd).st_ino))
 
 
 def _holders(inode: int) -> Iterator[int]:
-    """Who holds an flock(2) on a file of this number, on whichever device; proc_locks(5)."""
+    """Processes with an flock(2) on a file of this number, on whichever device; proc_locks(5)."""
     try:
         with open("/proc/locks", encoding="ascii") as lines:
             for line in lines:
-                # Of one who waits the kind reads `->`.
+                # The kind of a waiting process reads `->`.
                 _number, kind, _advisory, _mode, pid, place, *_range = line.split()
                 if kind == "FLOCK" and int(place.rpartition(":")[2]) == inode and int(pid) > 0:
                     yield int(pid)
@@ -36,7 +36,7 @@ def _holders(inode: int) -> Iterator[int]:
         return
 
 
-def _is_dying(pid: int) -> bool:
+def _is_exiting(pid: int) -> bool:
     """Killed and not taken apart yet, or writing its core; proc_pid_stat(5), proc_pid_status(5)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:

@@ -1,10 +1,10 @@
 """Packing small files before they are stored: docs/design/packing.
 
-A mount that writes back has small files in its journal before anybody else can see them. So their
-bytes go to the store as one object, a segment, and what is published are parts of it. The segment
-is open (`fsmeta/ops/data/segments`) until the last of them is published, and what they were staged
-as stays on the disk until that survives a loss of power: who dies before leaves a journal that says
-nothing of segments, and everything in it.
+A mount that writes back has small files in its journal before any other client can see them. So
+their bytes go to the store as one object, a segment, and the published slices are parts of it. The
+segment is open (`fsmeta/ops/data/segments`) until the last of them is published, and their staged
+blocks stay on the disk until that survives a loss of power: a client that dies before leaves a
+journal that names no segments but has all the data.
 
 Threading: `pack` from the threads that upload, `held` under the lock of `StagedStore`,
 `writeback/published_view` and `voided` from the publisher, `reap` from any; one lock, `_lock`, a
@@ -17,9 +17,9 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
-from fsclient.background.packer import MEMBERS_MIN
+from fsclient.background.tidy_queue import MEMBERS_MIN
 from fsclient.files.data_services import DataServices
-from fsclient.files.open_files import OpenFiles
+from fsclient.files.handles.open_files import OpenFiles
 from fsdata.format.block_v1 import decode
 from fsdata.format.object_keys import parse_key
 from fsdata.resources.block_cache import BlockCache
@@ -31,11 +31,13 @@ from fsmeta.ops.data.packing import part
 from fsmeta.runtime import Runtime
 from fsmeta.schema import keys as schema, slices
 from fsmeta.schema.segments import OpenSegment
-from fsmeta.store.contract import PUT, Store
-from fsmeta.types import Ino, Slice, SliceKind
-from fsmeta.writeback.log_entry import LogEntry, Moved
-from fsmeta.writeback.overlay import exchanged
-from fsmeta.writeback.staged_store import StagedStore
+from fsmeta.store.contract import Store
+from fsmeta.store.writes import Put
+from fsmeta.types import Slice, SliceKind
+from fsmeta.writeback.entries.intents import WriteIntent
+from fsmeta.writeback.entries.log_entry import LogEntry, Moved
+from fsmeta.writeback.held_commits import HeldCommits
+from fsmeta.writeback.overlay.overlay import exchanged
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class _Member(NamedTuple):
 
 
 class _Pack:
-    """A segment, and who has yet to be published."""
+    """A segment, and the entries that are yet to be published."""
 
     __slots__ = ("closed", "keys", "segment", "waiting")
 
@@ -63,6 +65,21 @@ class _Pack:
         self.closed = False
 
 
+class PackedLayers(NamedTuple):
+    """What is held back by a mount, and its stores."""
+
+    held: HeldCommits
+    inner: Store
+    objects: StagedObjects
+
+
+class SmallFiles(NamedTuple):
+    """What is packed: files of at most `below` bytes, most of which are in `memory` still."""
+
+    memory: BlockCache
+    below: int
+
+
 class StagedPacker:
     """Packs what waits in the journal of one mount."""
 
@@ -71,29 +88,25 @@ class StagedPacker:
         meta: Meta,
         data: DataServices,
         files: OpenFiles,
-        store: StagedStore,
-        inner: Store,
-        objects: StagedObjects,
+        layers: PackedLayers,
         runtime: Runtime,
-        memory: BlockCache,
-        below: int,
+        small: SmallFiles,
+        finished: Callable[[], object],
     ) -> None:
-        """Files of at most `below` bytes are small; most are in `memory` still."""
+        """`finished` is told when there is something to reap."""
         self._meta = meta
         self._blocks = data.blocks
         self._epoch = data.epoch
         self._files = files
-        self._store = store
-        self._inner = inner
-        self._objects = objects
-        self._memory = memory
-        self._below = min(below, data.blocks.block_bytes // MEMBERS_MIN)
+        self._held, self._inner, self._objects = layers
+        self._memory = small.memory
+        self._tell_finished = finished
+        self._below = min(small.below, data.blocks.block_bytes // MEMBERS_MIN)
         self._lock = runtime.lock()
         self._reaping = runtime.lock()
         self._entries: dict[str, LogEntry] = {}  # by object; guarded by _lock, as below
         self._packs: dict[int, _Pack] = {}  # of which not all is published
         self._finished: list[_Pack] = []
-        self.on_finished: Callable[[], object] = bool  # there is something to reap
         self.packed = 0  # files
         self.segments = 0
 
@@ -101,14 +114,15 @@ class StagedPacker:
 
     def held(self, entry: LogEntry) -> None:
         """An entry waits; if it makes a file a small one, that can be packed."""
-        if entry.name == "write" and len(entry.needs) == 1 and len(entry.args[1]) == 1:
-            ((index, piece),) = entry.args[1]
+        intent = entry.intent
+        if isinstance(intent, WriteIntent) and len(entry.needs) == len(intent.batch) == 1:
+            ((index, piece),) = intent.batch
             whole = piece.pos == piece.off == 0 and piece.length == piece.size
             if index == 0 and whole and piece.kind is SliceKind.BLOCKS:
                 with self._lock:
                     self._entries[entry.needs[0].key] = entry
 
-    def weigh(self, key: str) -> int:
+    def size_of(self, key: str) -> int:
         """See `Coalescer`."""
         name = parse_key(key)
         small = name is not None and name.block == 0 and name.length <= self._below
@@ -133,7 +147,7 @@ class StagedPacker:
         found: list[_Member] = []
         off = 0
         for key, entry in known:
-            piece: Slice = entry.args[1][0][1]
+            piece = entry.piece
             if self._read(key, piece, block[off : off + piece.length]):
                 found.append(_Member(key, entry, piece, off))
                 off += piece.length
@@ -141,11 +155,11 @@ class StagedPacker:
 
     def make_room(self) -> None:
         """See `Coalescer`."""
-        self._objects.hurry()
+        self._objects.flush_now()
         self.reap()
 
     def _read(self, key: str, piece: Slice, into: memoryview) -> bool:
-        """Bring what was written; False where it can't be had: who uploads it alone says so."""
+        """Bring what was written; False where it can't be had: its own upload reports that."""
         written = self._memory.get((piece.id, 0), 0, piece.length)
         if written is None:
             try:
@@ -166,10 +180,10 @@ class StagedPacker:
             self._packs[segment.id] = pack
         for each in found:
             piece = part(segment.id, segment.size, each.off, each.piece)
-            if self._store.move(each.entry, Moved(piece, segment)):
+            if self._held.move(each.entry, Moved(piece, segment)):
                 pack.waiting[each.key] = each.entry
                 self._show(each.entry, slices.pack_slices([each.piece]))
-                self._memory.drop((each.piece.id, 0))  # nobody will read it by that name
+                self._memory.drop((each.piece.id, 0))  # it is not read by that name any more
         if not pack.waiting:
             self._finish(pack)
         self.packed += len(pack.waiting)
@@ -179,7 +193,7 @@ class StagedPacker:
     def _open(self, block: memoryview) -> OpenSegment:
         """Store a segment; it is ours to give. Raises: StoreError, OSError."""
         session = self._meta.session
-        assert session is not None, "a journal is written by who has joined"
+        assert session is not None, "only a client that has joined writes a journal"
         segment = OpenSegment(self._meta.new_slice_id(), len(block), session.id)
         self._meta.slices.keep((segment.id,), True)  # gc is not to come before the last file
         try:
@@ -201,13 +215,13 @@ class StagedPacker:
     def _show(self, entry: LogEntry, before: bytes) -> None:
         """Let this mount read where the bytes are now; the chunk has listed `before` for them."""
         cache = self._meta.cache
-        ino = Ino(entry.args[0])
+        ino = entry.write.ino
         key = schema.inode_row(ino), schema.chunk_field(0)
         mark = cache.mark()
         known = cache.get(*key, need_vouched=False)
         if isinstance(known, bytes):
             now = exchanged(known, before, entry.record)
-            cache.settle(mark, (), [(PUT, *key, now)], vouched=False)
+            cache.settle(mark, (), [Put(*key, now)], leased=False)
         opened = self._files.get(ino)
         if opened is not None:
             opened.forget_chunks()
@@ -215,8 +229,8 @@ class StagedPacker:
     # --- what the publisher says and asks --------------------------------------------------------
 
     def last_ones(self, run: Sequence[LogEntry]) -> list[bool]:
-        """Of entries that are published in this order: behind whom will nobody come to list the
-        segment that he moved to?"""
+        """For each of the entries, published in this order: whether it is the last one that lists
+        the segment that it moved to."""
         segments = [None if each.moved is None else each.moved.segment.id for each in run]
         with self._lock:
             left = {each: len(self._packs[each].waiting) for each in segments if each is not None}
@@ -250,10 +264,10 @@ class StagedPacker:
             for pack in packs:
                 self._packs.pop(pack.segment.id, None)
             self._finished += packs
-        self.on_finished()
+        self._tell_finished()
 
     def voided(self, entry: LogEntry) -> None:
-        """Others have ended the session that an entry's segment was opened in.
+        """Another client has ended the session that an entry's segment was opened in.
 
         All that should have joined it is stored anew.
         """
@@ -263,19 +277,19 @@ class StagedPacker:
             waiting, pack.waiting = pack.waiting, {}
         for each in waiting.values():
             before = each.record
-            self._store.move(each, None)
+            self._held.move(each, None)
             self._show(each, before)
         self._finish(pack)
         for key in waiting:
             self._objects.unpack(key)
-        self._objects.hurry()  # they have waited once
+        self._objects.flush_now()  # they have waited once
 
     # --- afterwards ------------------------------------------------------------------------------
 
     def reap(self) -> None:
         """Let go of what was staged of segments that are published, and will be after a crash."""
         if not self._reaping.acquire(blocking=False):
-            self.on_finished()  # whoever does may have begun before the last one was
+            self._tell_finished()  # the thread that does may have begun before the last one was
             return
         try:
             with self._lock:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from fsdata.staging.staged_objects import StagedObjects
 from fsmeta.errors import StoreError, Voided
@@ -25,18 +25,19 @@ from fsmeta.runtime import Runtime, Thread, spawn_lasting
 from fsmeta.schema import keys
 from fsmeta.store.contract import Store
 from fsmeta.txn.batch import BatchTxn
-from fsmeta.txn.retry import Transactor
+from fsmeta.txn.retry import CommitNumbers, Transactor
 from fsmeta.txn.txn import Txn
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from fsmeta.writeback import replay
-from fsmeta.writeback.log_entry import LogEntry, Rules, slices_of
+from fsmeta.writeback.entries.intents import slices_of
+from fsmeta.writeback.entries.log_entry import LogEntry, VerbRules
 from fsmeta.writeback.staged_store import StagedStore
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FIRST_WORKER: Final = 0x8000  # of the session's workers; the others are counted from 1
+NUMBERS: Final = CommitNumbers(worker=0x8000)  # of the session's; the others are counted from 1
 RUN_MAX: Final = 256  # of entries: a segment's files, created and written
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 5.0
@@ -45,8 +46,26 @@ _MADE: Final = (errno.ENOTEMPTY, errno.EEXIST)  # the row of an inode is not emp
 _DELETED: Final = (errno.ESTALE, errno.ENOENT)
 
 
+def none_of(run: Sequence[LogEntry]) -> list[bool]:
+    """No packing here."""
+    return [False] * len(run)
+
+
+def never_voided(entry: LogEntry) -> None:
+    """No packing here: no entry has moved to a segment."""
+
+
+class PublisherPorts(NamedTuple):
+    """What is told and asked about entries."""
+
+    # told of those that are dealt with, and whether as they were meant
+    published: Callable[[Sequence[tuple[LogEntry, bool]]], object]
+    last_ones: Callable[[Sequence[LogEntry]], list[bool]] = none_of  # in their segments
+    voided: Callable[[LogEntry], None] = never_voided  # told of those whose segment is ours no more
+
+
 class Publisher:
-    """The one who publishes for a mount."""
+    """Publishes the held commits of a mount."""
 
     def __init__(
         self,
@@ -56,19 +75,18 @@ class Publisher:
         objects: StagedObjects,
         runtime: Runtime,
         journal: int,
+        ports: PublisherPorts,
     ) -> None:
         self._meta = meta
-        self._store = store
+        self._held, self._tell = store.held, store.tell
         self._objects = objects
         self._runtime = runtime
         self._journal = journal
-        beside = meta.transactor
         self._run = Transactor(
-            inner, runtime, store.beneath, first_worker=FIRST_WORKER, beside=beside
+            inner, runtime, store.beneath, numbers=NUMBERS, beside=meta.transactor
         )
-        self._run.on_rewound = beside.stop_writing
         self._run.follow = self._follow
-        store.on_kept = meta.slices.keep
+        self._published, self._last_ones, self._voided = ports
         self._given_up: dict[int, int] = {}  # domains whose entries up to a sequence are left out
         self.left_out: set[int] = set()  # entries that are not to be seen; before `start` only
         self._ended = runtime.event()
@@ -77,10 +95,6 @@ class Publisher:
         self._thread: Thread | None = None
         self.published = 0
         self.conflicts = 0
-        # told of entries that are dealt with, and whether as they were meant
-        self.on_published: Callable[[Sequence[tuple[LogEntry, bool]]], object] = bool
-        self.last_ones: Callable[[Sequence[LogEntry]], list[bool]] = _none_of  # in their segments
-        self.on_voided: Callable[[LogEntry], None]  # told of those whose segment is ours no more
 
     def start(self) -> None:
         """Begin to publish."""
@@ -89,7 +103,7 @@ class Publisher:
     def stop(self) -> None:
         """End behind the entry that is under way."""
         self._ended.set()
-        self._store.wake()
+        self._held.wake()
         if self._thread is not None:
             self._thread.join()
 
@@ -98,7 +112,7 @@ class Publisher:
         self._do(partial(replay.forget_journal, journal=self._journal))
 
     def _work(self) -> None:
-        while run := self._store.next_run(self._is_ready, self._ended.is_set, self._most):
+        while run := self._held.next_run(self._is_ready, self._ended.is_set, self._most):
             pause = _PAUSE_FIRST_S
             while not self._ended.is_set():
                 try:
@@ -109,13 +123,13 @@ class Publisher:
                     continue
                 self._away = False
                 if not outcomes:
-                    self.on_voided(run[0])
+                    self._voided(run[0])
                     break
                 self._most = len(outcomes) if len(outcomes) < len(run) else 2 * self._most
                 self._most = min(self._most, RUN_MAX)
                 self.published += len(outcomes)
-                self._store.published(outcomes)
-                self.on_published(outcomes)
+                self._held.published(outcomes)
+                self._published(outcomes)
                 break
 
     def _is_ready(self, entry: LogEntry) -> bool:
@@ -129,7 +143,7 @@ class Publisher:
 
     def _do(self, verb: Callable[[Txn], T], *entries: LogEntry) -> T:
         """Run a verb in the name of our session; of entries, only if gc has not come before."""
-        ids = [number for each in entries for number, _ in slices_of(each.name, each.verb_args)]
+        ids = [number for each in entries for number, _ in slices_of(each.published)]
         self._run.fence = self._meta.sessions.fence_for(ids)
         self._run.edition = self._meta.transactor.edition
         return self._run.run(verb)
@@ -164,7 +178,7 @@ class Publisher:
             together=lambda txn: BatchTxn(txn, self._run.store, self._run.cache),
             journal=self._journal,
             entries=entries,
-            lasts=self.last_ones(entries),
+            lasts=self._last_ones(entries),
             charging=self._charging,
             most_at=replay.attempts(len(entries)),
         )
@@ -188,7 +202,7 @@ class Publisher:
                 journal=self._journal,
                 entry=entry,
                 charging=self._charging,
-                is_last=self.last_ones((entry,))[0],
+                is_last=self._last_ones((entry,))[0],
             )
             # a commit of our own may have come late: then the store has what that one said
             return self._do(verb, entry) or entry.moved is None
@@ -213,24 +227,24 @@ class Publisher:
 
     def _give_up(self, entry: LogEntry, why: str) -> None:
         """Leave out an entry whose blocks are not there, and what came after it in its domain."""
-        upto = self._store.refuse(entry.domains)
+        upto = self._held.refuse(entry.domains)
         log.error(
             "%s: %s; it and what came after it in its directory is left out, and changes there "
-            "are refused until the volume is mounted anew",
+            "are refused until the volume is mounted again",
             entry,
             why,
         )
         self._given_up.update(dict.fromkeys(entry.domains, upto))
 
     def _resolve(self, entry: LogEntry, error: OSError) -> None:
-        """Others were faster: what they did stands. Raises: StoreError, OSError."""
+        """Another client was faster: its change remains. Raises: StoreError, OSError."""
         self.conflicts += 1
         if replay.keeps_data(entry) and self._rescue(entry, error):
             return
         self._do(partial(replay.leave_out, journal=self._journal, entry=entry))
         gone = error.errno in _DELETED and entry.name != "rename"
         level = logging.INFO if gone else logging.WARNING
-        log.log(level, "%s is left out, others were faster: %s", entry, error.strerror)
+        log.log(level, "%s is left out, another client was faster: %s", entry, error.strerror)
 
     def _rescue(self, entry: LogEntry, why: OSError) -> bool:
         """Have a file in /lost+found; False where its inode is there already, or its name is.
@@ -252,9 +266,9 @@ class Publisher:
             if error.errno in _MADE:
                 return False
             raise
-        # the own mount has made the directory, and hears of no commit of its own
-        self._store.tell([keys.dir_row(lost), keys.inode_row(lost)])
-        name = replay.rescued_name(entry.args[1], entry.args[2].ino).decode(errors="replace")
+        # the own mount has made the directory, and gets no invalidation for its own commits
+        self._tell([keys.dir_row(lost), keys.inode_row(lost)])
+        name = replay.rescued_name(entry).decode(errors="replace")
         log.warning("%s: %s; it is in /%s/%s", entry, why.strerror, place, name)
         return True
 
@@ -273,8 +287,8 @@ class Publisher:
                 return lost, name.decode()
         raise OSError(errno.EEXIST, "users have all names of /lost+found: remove some of them")
 
-    def _charging(self) -> Rules:
-        return Rules.of(self._meta.format)
+    def _charging(self) -> VerbRules:
+        return VerbRules.of(self._meta.format)
 
     def _follow(self) -> None:
         """The volume's settings have changed: follow the new ones. Raises: StoreError."""
@@ -282,8 +296,3 @@ class Publisher:
         if self._run.edition == self._meta.transactor.edition:
             self._meta.transactor.follow()
         self._run.edition = self._meta.transactor.edition
-
-
-def _none_of(run: Sequence[LogEntry]) -> list[bool]:
-    """Nobody packs."""
-    return [False] * len(run)

@@ -9,25 +9,28 @@ Threading: called before a mount serves.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+from fsclient.background.leadership import LEASE_S
 from fsdata.staging import journal as staging_log
-from fsdata.staging.data_segments import Spot
+from fsdata.staging.data_segments import SegmentSpot
 from fsdata.staging.disk import StagingDisk
 from fsdata.staging.journal import FoundRecord
 from fsdata.staging.staged_objects import StagedObjects
-from fsmeta.errors import Unavailable
+from fsmeta.errors import ConfigError, Unavailable
 from fsmeta.ops.sessions import ids
 from fsmeta.runtime import Runtime
 from fsmeta.schema import keys
-from fsmeta.schema.journal import is_mark, journal_row
+from fsmeta.schema.journal import HOLDER_FIELD, is_mark, journal_row, unpack_holder
 from fsmeta.store.contract import Store
 from fsmeta.store.rollback import STEADY
 from fsmeta.txn.retry import Transactor
 from fsmeta.txn.row_cache import RowCache
-from fsmeta.writeback.log_entry import EVERY, After, LogEntry, Need, slices_of, unpack
+from fsmeta.writeback.entries.intents import slices_of
+from fsmeta.writeback.entries.log_entry import EVERY, After, LogEntry, Need, unpack
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ _PAUSE_S: Final = 1.0
 
 
 class Left(NamedTuple):
-    """A journal, and the changes in it that nobody has published."""
+    """A journal, and the changes in it that are not published."""
 
     journal: int
     found: FoundRecord | None  # None where it is a new one
@@ -59,7 +62,10 @@ class Recovery:
         self._objects = objects
 
     def read(self, volume: str) -> Left:
-        """The journal in the directory, or a new one. Raises: StoreError, OSError."""
+        """The journal in the directory, or a new one.
+
+        Raises: StoreError, OSError; ConfigError where a running mount has it.
+        """
         found = self.patiently(partial(staging_log.recover, self._disk, volume))
         entries = [unpack(payload) for payload in found.payloads] if found else []
         marks = self._marks(found.journal) if found else {}
@@ -69,6 +75,7 @@ class Recovery:
         if found is None:  # what was removed here does not come back beside what comes now
             self.patiently(self._disk.sync_names)
             return Left(self._runtime.random_bits(JOURNAL_BITS), None, 0, [])
+        self._require_left(found.journal)
         if found.damaged:
             log.error(
                 "staging journal: %d bytes at its end are damaged; the changes in them are lost",
@@ -98,10 +105,41 @@ class Recovery:
             if is_mark(field)
         }
 
+    def _require_left(self, journal: int) -> None:
+        """A copy of a journal is not taken up beside the original: each would publish changes
+        under numbers that the other has used, and one of them would be lost.
+
+        The lock tells of the directory that the journal was announced in, whatever the host is
+        called: containers and hosts of a cluster have one under several names. In another
+        directory, the session of the journal has to have ended, or to stand still for LEASE_S.
+        Raises: ConfigError, StoreError.
+        """
+        row = journal_row(journal)
+        value = self._run.view(lambda txn: txn.get(row, HOLDER_FIELD))
+        holder = None if value is None else unpack_holder(row, value)
+        if holder is None or holder.place == shown_place(self._disk):
+            return
+        key = keys.SESSIONS, keys.pack_u64(holder.session)
+        first = beat = self._run.view(lambda txn: txn.get(*key))
+        deadline = self._runtime.monotonic() + LEASE_S
+        if beat is not None:
+            log.warning(
+                "staging journal: it was in %s on %s: the mount waits up to %.0f s to see that "
+                "session %d has ended", holder.place, holder.host, LEASE_S, holder.session
+            )  # fmt: skip
+        while beat is not None and self._runtime.monotonic() < deadline:
+            self._runtime.sleep(_PAUSE_S)
+            beat = self._run.view(lambda txn: txn.get(*key))
+            if beat is not None and beat != first:
+                raise ConfigError(
+                    f"the journal in {self._disk.place} is a copy of the one in {holder.place} on "
+                    f"{holder.host}, which a mount uses: remove the copy, or unmount that one first"
+                )
+
     def _keep_numbers(self, entries: Sequence[LogEntry]) -> None:
         """No inode and no slice that the journal names is made anew. Raises: StoreError."""
         ino = max((0, *(ino for each in entries for ino in each.inos)))
-        named = (number for each in entries for number, _ in slices_of(each.name, each.args))
+        named = (number for each in entries for number, _ in slices_of(each.intent))
         verb = partial(ids.raise_above, ino=ino, slice_id=max((0, *named)))
         if self._run.run(verb):
             log.error(
@@ -164,14 +202,14 @@ class Recovery:
         What an earlier process has synced is not among them: the store is synced before the log.
         """
         if self._run.store.history is not STEADY:
-            return set()  # it may have forgotten what was there long before, which nobody can tell
+            return set()  # it may have forgotten older commits, too, which can't be told
         fences = sorted({each.after.fence for each in waiting if each.after is not None})
         found = self.patiently(partial(self._run.store.read_rows, fences))
         known = dict(zip(fences, found, strict=True))
         return {each.sequence for each in waiting if each.after and _is_lost(each.after, known)}
 
     def _has(self, need: Need) -> bool:
-        spot = Spot(need.segment, need.offset, need.length, need.crc)
+        spot = SegmentSpot(need.segment, need.offset, need.length, need.crc)
         return self.patiently(partial(self._objects.take_up, need.key, spot))
 
     def patiently(self, ask: Callable[[], T]) -> T:
@@ -184,13 +222,18 @@ class Recovery:
                 if self._runtime.monotonic() > deadline:
                     raise Unavailable(
                         f"the staging journal in {self._disk.place} can't be read: "
-                        f"{error.strerror}: mend the disk and mount again, or move that directory "
-                        "away to do without what is in it"
+                        f"{error.strerror}: repair the disk and mount again, or move that "
+                        "directory away to do without what is in it"
                     ) from error
             except Unavailable:
                 if self._runtime.monotonic() > deadline:
                     raise
             self._runtime.sleep(_PAUSE_S)
+
+
+def shown_place(disk: StagingDisk) -> str:
+    """The directory of a journal, as the metadata store has it."""
+    return os.fsencode(disk.place).decode(errors="replace")
 
 
 def _is_lost(after: After, sessions: Mapping[bytes, Mapping[bytes, bytes]]) -> bool:

@@ -1,4 +1,4 @@
-"""What `BlockStore` asks and tells a cache of objects below it: `DiskCache`."""
+"""What `BlockStore` needs of a cache of objects below it: `DiskCache`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Copies(Protocol):
-    """What BlockStore asks and tells a cache of objects below it."""
+    """What `BlockStore` needs of a cache of objects below it."""
 
     def suspect(self, key: str) -> None:
         """Bytes of an object were wrong: from now until `settle` they come from the store."""

@@ -1,13 +1,12 @@
 """Whole blocks out of the object store, into buffers that were used before where that is possible.
 
-`BlockStore` calls it, one thread for a block at a time. Threading: any method from any thread.
+`ReadExecutor` calls it, one thread for a block at a time. Threading: any method from any thread.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from fsdata.blocks.fetch_range import Usual
+from fsdata.blocks.layout import BlockLayout
 from fsdata.format.block_v1 import (
     Head,
     Opener,
@@ -22,27 +21,18 @@ from fsdata.resources.block_cache import Block, BlockCache
 from fsmeta.errors import ObjectDamaged
 from fsmeta.types import FRAME_BYTES_MIN
 
-WHOLE_BYTES: Final = 256 << 10  # a block no longer than this costs as much as a range of it
-
 
 class BlockFetch:
     """Verified blocks."""
 
     def __init__(
-        self,
-        objects: ObjectStore,
-        cache: BlockCache,
-        block_bytes: int,
-        plain: bool,
-        fills: bool,
-        usual: Usual,
+        self, objects: ObjectStore, cache: BlockCache, layout: BlockLayout, usual: Usual
     ) -> None:
-        """`plain`: new blocks are stored as they are; `fills`: into buffers of ours at once."""
         self._objects = objects
         self._cache = cache
-        self._block_bytes = block_bytes
-        self._plain = plain
-        self._fills = fills and plain
+        self._block_bytes = layout.block_bytes
+        self._plain = layout.plain
+        self._fills = layout.fills and layout.plain
         self._usual = usual
 
     def fetch(self, name: str, length: int, opener: Opener | None) -> Block:

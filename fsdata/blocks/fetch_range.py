@@ -1,6 +1,6 @@
 """Ranges of blocks: the bytes, and the head that verifies them, in one round trip.
 
-`BlockStore` calls it. A range is verified by the checksums in its object's head. Heads that are
+`ReadExecutor` calls it. A range is verified by the checksums in its object's head. Heads that are
 known are kept; one that is not is fetched together with the range: in one request where that
 begins near the front, else in two at once, because the place of a range is known before the head
 is, where blocks are not compressed. If the head says otherwise, the range is asked for again.
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from fsdata.blocks.cache_contract import Copies
+from fsdata.blocks.layout import BlockLayout
 from fsdata.format.block_v1 import (
     Codec,
     Head,
@@ -33,7 +34,7 @@ from fsmeta.errors import ObjectDamaged
 from fsmeta.runtime import Runtime
 
 HEAD_BYTES = 16 << 10  # a range that begins no further in is fetched together with the head
-PAGES_BYTES = 32 << 10  # who asks for no more than this goes through a frame in steps
+PAGES_BYTES = 32 << 10  # a reader that asks for no more than this goes through a frame in steps
 HEADS_BYTES_MAX = 8 << 20  # heads kept for ranged reads: 1 KiB for each full block as it comes
 
 _Piece: TypeAlias = tuple[int, bytes]
@@ -90,19 +91,17 @@ class Ranges:
         runtime: Runtime,
         objects: ObjectStore,
         cache: BlockCache,
-        as_is: bool,
-        sealed: bool,
+        layout: BlockLayout,
         alone: bool,
         usual: Usual,
     ) -> None:
-        """`as_is`: new blocks are not compressed; `sealed`: they are encrypted. What is verified
-        and was not asked for goes to the `cache`, soon if it is `alone`, because no disk has it.
-        `usual`: what new blocks are like.
+        """What is verified and was not asked for goes to the `cache`, soon if it is `alone`,
+        because no disk has it. `usual`: what blocks have been like of late.
         """
         self._objects = objects
         self._cache = cache
-        self._as_is = as_is
-        self._sealed = sealed
+        self._as_is = layout.is_as_is
+        self._sealed = layout.sealer is not None
         self._alone = alone
         self._usual = usual
         self._lock = runtime.lock()
@@ -173,10 +172,11 @@ class Ranges:
     def _cut(
         self, wanted: RangeRequest, known: _Known, first: int, verified: memoryview
     ) -> memoryview:
-        """What was asked for; the rest is kept for who goes through it in pages, or is expected to.
+        """What was asked for; the rest is kept for a reader that goes, or may go, through it in
+        pages.
 
-        Where a disk has it that shows in the second page: to keep what nobody wants costs more
-        memory, and so time, than to read a few frames of the disk twice.
+        Where a disk has it the second page decides: to keep what is not wanted costs more memory,
+        and so time, than to read a few frames of the disk twice.
         """
         _, key, _, begin, end, upto = wanted
         pages = end - begin <= PAGES_BYTES and (self._alone or begin == known.last)
@@ -192,7 +192,7 @@ class Ranges:
         return units_front_bytes(length, upto)
 
     def _front(self, wanted: RangeRequest) -> Sequence[_Piece]:
-        """The head of an object, and what is wanted of it, as far as its place can be told."""
+        """The head of an object, and what is wanted of it, as far as its place is known."""
         name, _, length, begin, _, upto = wanted
         frame_bytes = self._usual.frame_bytes if self._as_is and not self._sealed else UNIT_BYTES
         first, last = frame_range(begin, upto, length, frame_bytes)

@@ -1,9 +1,9 @@
 """`--prefetch N`: blocks of which ranges are read are fetched whole, in the background.
 
-`BlockStore` says of which blocks a range had to be fetched, after the reader has it. Up to N blocks
-at a time then come to where later ranges of them are found: on their cache disk, or in memory where
-no disk keeps them and memory is free. Nothing else is pushed out for them, whoever reads does not
-wait for them, and while the store says "slow down" none is begun.
+`BlockStore` reports the blocks of which a range had to be fetched, after the reader has it. Up to N
+blocks at a time are then fetched to where later reads find ranges of them: to their cache disk, or
+to memory where no disk keeps them and memory is free. Nothing else is evicted for them, readers do
+not wait for them, and while the store says "slow down" none is begun.
 
 Threading: any method from any thread. `_lock` is a leaf.
 """
@@ -16,16 +16,15 @@ from functools import partial
 from typing import Final
 
 from fsdata.blocks.blocks import BlockStore
-from fsdata.format.geometry import block_length
+from fsdata.blocks.read_plan import Access, BlockRead
 from fsdata.resources.block_cache import BlockKey
 from fsdata.resources.memory_budget import MemoryBudget
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
-from fsmeta.types import SliceId
 
 PREFETCH_MAX: Final = 64  # at a time: beyond it a far store is as fast as its link
-WAITING_MAX: Final = 8  # blocks that wait for each thread; who reads more at random reads too much
+WAITING_MAX: Final = 8  # blocks that wait for each thread; more at random is too much
 SETTLED_S: Final = 60.0  # for which a block that is there is not looked at again
 SETTLED_MAX: Final = 4096  # such blocks: 200 bytes each
 CALM_S: Final = 10.0  # without a complaint of the store, before a block is asked for again
@@ -37,13 +36,11 @@ class WholeBlocks:
     def __init__(
         self,
         runtime: Runtime,
-        blocks: BlockStore,
         budget: MemoryBudget,
         threads: int,
         throttled: Callable[[], int],
     ) -> None:
         """`throttled()`: how often the store has said that it is asked too much."""
-        self._blocks = blocks
         self._budget = budget
         self._pool = WorkerPool(runtime, "whole", threads)
         self._most = WAITING_MAX * threads
@@ -57,9 +54,9 @@ class WholeBlocks:
         self._closed = False
         self._made = self._skipped = 0
 
-    def ask(self, slice_id: SliceId, size: int, block: int) -> None:
-        """A range of a block of a slice of `size` bytes was fetched."""
-        key = (slice_id, block)
+    def ask(self, blocks: BlockStore, read: BlockRead) -> None:
+        """A reader had a range of a block fetched."""
+        key = read.key
         with self._lock:
             if key in self._asked or self._settled.get(key, 0.0) > self._clock():
                 return
@@ -67,42 +64,42 @@ class WholeBlocks:
                 self._skipped += 1
                 return
             self._asked.add(key)
-        self._pool.submit(partial(self._run, key, size))
+        whole = BlockRead(key, read.length, 0, read.length, Access.PROMOTE)
+        self._pool.submit(partial(self._run, blocks, whole))
 
-    def _run(self, key: BlockKey, size: int) -> None:
-        """The job. A failure is nobody's: who reads the block will meet it."""
+    def _run(self, blocks: BlockStore, whole: BlockRead) -> None:
+        """The job. A failure is not reported: a reader of the block will meet it."""
         made = False
         try:
-            made = self._is_calm() and self._bring(key, size)
+            made = self._is_calm() and self._bring(blocks, whole)
         except (OSError, StoreError):
             pass
         finally:
             with self._lock:
-                self._asked.remove(key)
+                self._asked.remove(whole.key)
                 self._made += made
                 self._skipped += not made
 
     def _is_calm(self) -> bool:
-        """Whether to ask the store for what nobody waits for."""
+        """Whether to ask the store for what no reader waits for."""
         complaints, now = self._throttled(), self._clock()
         with self._lock:
             if complaints != self._complaints:
                 self._complaints, self._calm_s = complaints, now + CALM_S
             return not self._closed and now >= self._calm_s
 
-    def _bring(self, key: BlockKey, size: int) -> bool:
+    def _bring(self, blocks: BlockStore, whole: BlockRead) -> bool:
         """Whether it was fetched. Raises: what the store does."""
-        keep = self._blocks.lacks(*key, size)
+        keep, length = blocks.lacks(whole), whole.length
         if keep is None:
-            self._settle(key)
+            self._settle(whole.key)
             return False
-        length = block_length(size, key[1], self._blocks.block_bytes)
         if keep and not self._budget.has_room(2 * length):  # once on its way, once in the cache
             return False
         if not self._budget.hold(length):
             return False
         try:
-            self._blocks.bring_aside(*key, size, keep)
+            blocks.fetch(whole)
         finally:
             self._budget.unhold(length)
         return True

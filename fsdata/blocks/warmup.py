@@ -1,10 +1,10 @@
-"""Blocks brought into the caches because somebody asked for it, looked for there, and removed.
+"""Blocks brought into the caches on a user's request, looked for there, and removed.
 
 `fsclient/control/warmup_server` calls it, with the blocks that a file shows. A block that is wanted
 on a disk is fetched once, verified, and is there when the call returns: nothing is dropped because
 a queue is full, as it is for readers. Blocks on their way take no more than a share of the memory
-cap; who finds none left waits, and is told to come again. So does who wants a block that is on its
-way: many small files lie in one.
+cap; a caller that finds none left waits for a time, and then has to call again. So does a caller
+that wants a block on its way: many small files are in one.
 
 Threading: any method from any thread. `_cond` is held for a few additions.
 """
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from fsdata.blocks.blocks import BlockStore
+from fsdata.blocks.read_plan import Access, BlockRead
 from fsdata.disk_cache.cache import Copy, DiskCache, Fill
 from fsdata.format.block_v1 import check_object
-from fsdata.format.geometry import block_length
 from fsdata.format.object_keys import object_key
 from fsdata.resources.block_cache import BlockCache
 from fsdata.resources.memory_budget import MemoryBudget
@@ -36,6 +36,7 @@ class WarmupRequest(NamedTuple):
     slice_id: SliceId
     size: int
     block: int
+    blocks: BlockStore | None = None  # that has it; None: the volume's
 
 
 class Where(NamedTuple):
@@ -100,17 +101,20 @@ class Warming:
             except ObjectDamaged:  # perhaps on the way
                 return disks.bring(key, length, check)
 
-        return self._fly(key, length, lambda: self._blocks.counted(key, bring))
+        blocks = self._store(wanted)
+        return self._fetch_once(key, length, lambda: blocks.counted(key, bring))
 
     def to_memory(self, wanted: WarmupRequest) -> Fill:
         """Have a block in the memory cache. Raises: as `to_disk`."""
-        if self._memory.has((wanted.slice_id, wanted.block)):
+        key, length = (wanted.slice_id, wanted.block), self._length(wanted)
+        if self._memory.has(key):
             return Fill.THERE
 
         def bring() -> Fill:
-            return Fill.MADE if self._blocks.bring(*wanted) else Fill.NO_ROOM
+            self._store(wanted).fetch(BlockRead(key, length, 0, length, Access.WARM))
+            return Fill.MADE if self._memory.has(key) else Fill.NO_ROOM
 
-        return self._fly(self._key(wanted), self._length(wanted), bring)
+        return self._fetch_once(self._key(wanted), length, bring)
 
     def evict(self, wanted: WarmupRequest) -> int:
         """Remove every copy of a block; how many bytes were on disks and in memory."""
@@ -120,12 +124,15 @@ class Warming:
         return had + (self._disks.evict(self._key(wanted)) if self._disks else 0)
 
     def _length(self, wanted: WarmupRequest) -> int:
-        return block_length(wanted.size, wanted.block, self._blocks.block_bytes)
+        return self._store(wanted).length_of(wanted.size, wanted.block)
+
+    def _store(self, wanted: WarmupRequest) -> BlockStore:
+        return wanted.blocks or self._blocks
 
     def _key(self, wanted: WarmupRequest) -> str:
         return object_key(wanted.slice_id, wanted.block, self._length(wanted))
 
-    def _fly(self, key: str, length: int, bring: Callable[[], Fill]) -> Fill:
+    def _fetch_once(self, key: str, length: int, bring: Callable[[], Fill]) -> Fill:
         """Bring a block of `length` bytes when it is its turn, and count it."""
         with self._turn(key, length) as has_turn:
             if not has_turn:
@@ -146,7 +153,7 @@ class Warming:
 
     @contextmanager
     def _turn(self, key: str, length: int) -> Iterator[bool]:
-        """Nobody else brings the block, and there is memory for it; False if not for WAIT_S."""
+        """No other thread brings the block, and there is memory for it; False after WAIT_S."""
         deadline = self._clock() + WAIT_S
 
         def must_wait() -> bool:

@@ -1,9 +1,9 @@
 """The disk cache: an `ObjectStore` in front of an `ObjectStore`, with copies on local disks.
 
-`BlockStore` reads through it, verifies every byte by the object's own checksums, and says `suspect`
-where they were wrong: the copy is dropped and the store itself is asked, until `settle`. Copies are
-made of what `BLOCKS` names, objects that never change, as they are fetched, by the disks' own
-threads. Whatever happens to the disks is a miss for the reader.
+`BlockStore` reads through it, verifies every byte by the object's own checksums, and calls
+`suspect` where they were wrong: the copy is dropped and the store itself is asked, until `settle`.
+The disks' own threads make copies of objects that `cache_dirs.BLOCKS` names, which never change, as
+they are fetched. Whatever happens to the disks is a miss for the reader.
 
 Threading: any method from any thread. `_lock` is a leaf.
 """
@@ -13,24 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
-from hashlib import blake2b
-from math import log as ln
 from typing import Final, NamedTuple, TypeVar
 
-from crc32c import crc32c
-
-from fsdata.disk_cache import usage
+from fsdata.disk_cache.cache_dirs import CacheDirs, named
 from fsdata.disk_cache.disk import Disk
-from fsdata.disk_cache.format import KEY_BYTES_MAX, RANGES_BASE
-from fsdata.disk_cache.health import HealthState
-from fsdata.disk_cache.member import AVERAGE_OF, CacheDir
+from fsdata.disk_cache.format import RANGES_BASE
+from fsdata.disk_cache.member import AVERAGE_OF
 from fsdata.disk_cache.partial import Fetches, Near, gather
-from fsdata.disk_cache.write_queue import CopyQueue, CopyTarget, Part
+from fsdata.disk_cache.write_queue import CopyQueue, CopyTarget, QueuedBytes
 from fsdata.objects.contract import Buffer, ObjectInfo, ObjectStore, Range
 from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.runtime import Runtime
 
-BLOCKS: Final = "chunks/"  # keys that begin so are written once and never changed
 WRITERS: Final = 2  # threads of each disk: one makes the file while the other's is being written
 
 T = TypeVar("T")
@@ -78,41 +72,21 @@ class DiskCache:
         self._budget = budget
         self._policy = policy or CachePolicy()
         self._store_s = 0.0  # of requests to the store; threads may miss each other's
-        self.members = [
-            CacheDir(runtime, disk, number, writers, lambda: self._store_s)
-            for number, disk in enumerate(disks)
-        ]
         self._fetches = Fetches(runtime)
         self._queue = CopyQueue(runtime, budget)
         self._lock = runtime.lock()
         self._hits = self._misses = self._hit_bytes = self._bad = 0  # guarded by _lock
         self._suspects: dict[str, tuple[int, bool]] = {}  # guarded by _lock: how often, and why
-        self._order: list[tuple[CacheDir, ...]] = []  # replaced whole
-        self._arrange()
+        dirs = CacheDirs(runtime, disks, writers, lambda: self._store_s, self._suspects)
+        self.members = dirs.members
+        self._dirs = dirs
+        self._place = dirs.place
+        self.target = dirs.target
 
     def start(self) -> None:
         """Look after the disks."""
         for member in self.members:
-            member.on_return = self._arrange
             member.start()
-
-    def _arrange(self) -> None:
-        """Which disks each shard prefers: rendezvous hashing, weighted by capacity."""
-        shards = range(usage.SHARDS)
-        self._order = [
-            tuple(sorted(self.members, key=lambda each: _score(each.disk, shard)))
-            for shard in shards
-        ]
-
-    def _place(self, key: str) -> CopyTarget | None:
-        """Where copies of an object are: on the first disk in its order that is usable."""
-        if not key.startswith(BLOCKS) or key in self._suspects:
-            return None
-        name, shard = _named(key)
-        for member in self._order[shard]:
-            if member.is_usable():
-                return CopyTarget(member, name, shard)
-        return None
 
     # --- the object store ------------------------------------------------------------------------
 
@@ -171,7 +145,7 @@ class DiskCache:
         else:
             brought = self._timed(partial(self._objects.get_ranges, key, missing))
         for (begin, _), data in zip(missing, brought, strict=True):
-            self._queue.offer_part(place, Part(begin, data))
+            self._queue.offer_part(place, QueuedBytes(begin, data))
         return brought
 
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
@@ -332,7 +306,7 @@ class DiskCache:
 
     def evict(self, key: str) -> int:
         """Remove what there is of an object on any disk; how many bytes that were."""
-        name, shard = _named(key)
+        name, shard = named(key)
         self._queue.quell(name)
         freed = 0
         for member in self.members:
@@ -356,32 +330,7 @@ class DiskCache:
                 "disk_cache_bad_total": self._bad,
                 "disk_cache_queue_bytes": queue.queued,
             }
-        members = self.members
-        return counts | {
-            "disk_cache_bytes": sum(each.disk.usage.seen for each in members),
-            "disk_cache_limit_bytes": sum(each.disk.limits.capacity_bytes for each in members),
-            "disk_cache_evictions_total": sum(each.disk.evicted for each in members),
-            "disk_cache_errors_total": sum(each.health.errors for each in members),
-            "disk_cache_disks": len(members),
-            "disk_cache_disks_aside": sum(
-                each.health.state is HealthState.ASIDE for each in members
-            ),
-        }
-
-
-def _named(key: str) -> tuple[str, int]:
-    """The name of an object's file, and its shard."""
-    name = key.replace("/", "-")
-    assert len(name) <= KEY_BYTES_MAX, key
-    return name, crc32c(name.encode()) % usage.SHARDS
-
-
-def _score(disk: Disk, shard: int) -> float:
-    """How far down a shard's order of preference a disk is."""
-    seed = disk.place.id or disk.place.root.encode()
-    digest = blake2b(seed + shard.to_bytes(4, "little"), digest_size=8).digest()
-    chance = (int.from_bytes(digest, "little") + 1) / (2**64 + 1)
-    return -ln(chance) / disk.limits.capacity_bytes
+        return counts | self._dirs.numbers()
 
 
 def _front(pieces: Sequence[memoryview], size: int) -> list[memoryview]:

@@ -1,6 +1,6 @@
-"""The directory of a cache disk: who the disk is, whether it is there, and its state files.
+"""The directory of a cache disk: the disk's identity, whether it is there, and its state files.
 
-    DIR/disk-id              who this disk is, wherever it is mounted
+    DIR/disk-id              the identity of this disk, wherever it is mounted
     DIR/UUID/usage           bytes of each shard (`disk_cache/usage`)
     DIR/UUID/tmp/            files being written; old ones are leftovers of a crash
 
@@ -15,7 +15,7 @@ from typing import Final
 
 from fsdata.disk_cache.file_io import CacheFiles
 from fsdata.disk_cache.format import BadFile
-from fsdata.disk_cache.usage import Usage
+from fsdata.disk_cache.usage import UsageFile
 from fsmeta.runtime import Runtime
 
 ID_FILE: Final = "disk-id"
@@ -30,7 +30,7 @@ class CacheLocation:
     def __init__(self, runtime: Runtime, files: CacheFiles, root: str, volume: str) -> None:
         self.root = root
         self.base = f"{root}/{volume}"
-        self.usage = Usage(files, f"{self.base}/usage")
+        self.usage = UsageFile(files, f"{self.base}/usage")
         self.id = b""  # until `prepare`
         self._runtime = runtime
         self._files = files
@@ -105,7 +105,7 @@ class CacheLocation:
         self._files.create(path, (data,))
         try:
             if self._files.open(path).read(len(data), 0) != data:
-                raise BadFile("a probe came back wrong")
+                raise BadFile("a test file was read back with other bytes")
         finally:
             self._files.unlink(path)
 
@@ -114,10 +114,22 @@ class CacheLocation:
         old = self._runtime.now_ns() - TMP_AGE_NS
         for listed in self._files.list(f"{self.base}/tmp"):
             if listed.mtime_ns < old:
-                try:
-                    self._files.unlink(f"{self.base}/tmp/{listed.name}")
-                except FileNotFoundError:
-                    pass  # another mount was faster
+                self.remove(f"{self.base}/tmp/{listed.name}")
+
+    def folder(self, shard: int) -> str:
+        """Where the files of a shard are."""
+        return f"{self.base}/{shard:03x}"
+
+    def path(self, name: str, shard: int) -> str:
+        """Where a file of the cache is, or would be."""
+        return f"{self.base}/{shard:03x}/{name}"
+
+    def remove(self, path: str) -> None:
+        """Remove a file; another mount may have been faster. Raises: OSError."""
+        try:
+            self._files.unlink(path)
+        except FileNotFoundError:
+            pass
 
     def tmp(self) -> str:
         """A path for a file that will be renamed."""

@@ -1,10 +1,10 @@
 """The seam between the disk cache and a disk: all it does to files, and nothing else.
 
 `OsFiles` is Linux. `tests/sim` has one that forgets, tears and swaps files. Everything raises
-OSError as Linux does; `disk_cache/disk` is the only caller and judges what an error means.
+OSError as Linux does; `disk_cache/disk` is the only caller and decides what an error means.
 
-Threading: any method from any thread. A file is closed when the last one who uses it lets go: a
-descriptor's number must not become another file's under a thread that reads.
+Threading: any method from any thread. A file is closed when its last user lets go: a descriptor's
+number must not become another file's under a thread that reads.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class CacheFiles(Protocol):
         """Which file system a directory is on."""
 
     def locked(self, path: str) -> AbstractContextManager[CacheFile]:
-        """A file, made if need be, that nobody else has locked meanwhile."""
+        """A file, made if need be, locked against other processes meanwhile."""
 
 
 class OsFile:
@@ -198,7 +198,7 @@ class OsFiles:
                 os.close(open_folder(name, os.O_NOFOLLOW, at))
 
     def _make_root(self, path: str) -> None:
-        """Make the directory of a cache. Raises: OSError, EPERM where others may change it."""
+        """Make the directory of a cache. Raises: OSError, EPERM if other users may change it."""
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:

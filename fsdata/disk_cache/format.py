@@ -1,4 +1,4 @@
-"""A file of the disk cache: a head that says whose bytes these are, then bytes of one object.
+"""A file of the disk cache: a head that names the object, then bytes of this object.
 
 All integers are little-endian.
 
@@ -15,7 +15,7 @@ All integers are little-endian.
             8·n   extents: begin and end in the object, in order, apart from each other
     base    …     the object's bytes; between extents a hole
 
-The object's own checksums (`fsdata/format/block_v1`) vouch for its bytes; this head, for its name.
+The object's own checksums (`fsdata/format/block_v1`) verify its bytes; this head, its name.
 Pure functions: any thread may call them.
 """
 
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
-from crc32c import crc32c
+from fsdata.resources.crc import crc32c
 
 Extents: TypeAlias = tuple[tuple[int, int], ...]
 

@@ -1,11 +1,11 @@
-"""Whether a cache disk is to be trusted: healthy → suspect → aside, and back.
+"""Whether a cache disk is to be trusted: healthy → suspect → aside (in quarantine), and back.
 
     healthy   used; an error makes it suspect
     suspect   used; ERRORS_MAX errors within WINDOW_S put it aside, none for WINDOW_S: healthy
     aside     neither read nor written; PROBES_GOOD good probes in a row make it healthy
 
 A disk that is full or read-only is none of these: it is read, and not written until PAUSE_S are
-over. `disk_cache/disk` reports what it meets and asks before each use; its keeper probes.
+over. `disk_cache/disk` reports errors and asks before each use; its keeper probes.
 
 Threading: one lock, a leaf; `usable` and `writable` read without it.
 """
@@ -87,7 +87,7 @@ class Health:
         self._good = 0
         self._pause_s = PROBE_S
         self._recent = []
-        log.warning("cache disk %s is put aside: %s", self._name, why)
+        log.warning("cache disk %s is quarantined: %s", self._name, why)
 
     def pause(self, why: str) -> None:
         """It can't be written for now."""
@@ -117,7 +117,7 @@ class Health:
                 log.info("cache disk %s is healthy again", self._name)
 
     def probed(self, good: bool) -> float:
-        """The result of a probe of a disk that is aside; seconds until the next one."""
+        """The result of a probe of a disk in quarantine; seconds until the next one."""
         with self._lock:
             if self.state is not HealthState.ASIDE:
                 return PROBE_S

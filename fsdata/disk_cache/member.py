@@ -1,8 +1,8 @@
-"""A cache disk under supervision: errors are judged here, and never reach a reader.
+"""A cache disk under supervision: errors are handled here, and never reach a reader.
 
-`DiskCache` has one for each directory. Reads are timed; what goes wrong becomes a miss and a word
-to `Health`. Additions are jobs of the disk's own threads. A keeper thread counts what is there,
-looks for the disk, probes it while it is aside, and lets files expire.
+`DiskCache` has one for each directory. Reads are timed; an error becomes a miss and a report to
+`Health`. Additions are jobs of the disk's own threads. A keeper thread counts what is there, looks
+for the disk, probes it while it is in quarantine, and lets files expire.
 
 Threading: any method from any thread. The counters are guarded by `_lock`, a leaf.
 """
@@ -34,14 +34,14 @@ WAIT_S: Final = 0.001  # reads that take longer wait for a disk; others are copi
 AVERAGE_OF: Final = 8
 LOOK_S: Final = 5.0  # how often the keeper looks whether the disk is there
 ROUND_S: Final = 3600.0  # how often it counts everything
-SHARED_ROUND_S: Final = 600.0  # and where nobody can lock the count: what is too much goes then
+SHARED_ROUND_S: Final = 600.0  # where the count can't be locked: the excess is evicted then
 FIRST_ROUND_S: Final = 10.0  # a mount has more urgent things to do at first
-STEP_S: Final = 0.01  # between two shards: a round leaves disk and processors to others
+STEP_S: Final = 0.01  # between two shards: a round leaves disk and processors to readers
 CLOSE_S: Final = 5.0  # how long its keeper, and then its writers, may keep a mount from ending
 
 _NOTHING: Final = DiskUsage(False, 0)
 _NOT_WRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-_TAKEN_AWAY: Final = (errno.ENOENT, errno.ESTALE)  # NFS forgets open files that others remove
+_TAKEN_AWAY: Final = (errno.ENOENT, errno.ESTALE)  # NFS forgets open files that are removed
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ESTALE)
 
 
@@ -49,14 +49,22 @@ class CacheDir:
     """A disk, its health, its writers and its keeper."""
 
     def __init__(
-        self, runtime: Runtime, disk: Disk, number: int, writers: int, store_s: Callable[[], float]
+        self,
+        runtime: Runtime,
+        disk: Disk,
+        number: int,
+        writers: int,
+        store_s: Callable[[], float],
+        returned: Callable[[], None],
     ) -> None:
-        """`store_s()`: how many seconds a request to the store takes these days."""
+        """`store_s()`: how many seconds a request to the store takes these days; `returned` is told
+        when the disk is used again."""
         self.disk = disk
         self.health = Health(runtime, disk.place.root)
         self._runtime = runtime
         self._number = number
         self._store_s = store_s
+        self._returned = returned
         self._writers = WorkerPool(runtime, f"cache-{number}", writers)
         self._tokens = count()
         self._reads: dict[int, float] = {}  # when each read under way began
@@ -64,7 +72,6 @@ class CacheDir:
         self._cond = runtime.condition()
         self._closed = False  # guarded by _cond
         self._keeper: Thread | None = None
-        self.on_return: Callable[[], None] = _nothing
         self.recount_s = ROUND_S
 
     def start(self) -> None:
@@ -82,8 +89,8 @@ class CacheDir:
         if self._keeper is not None:
             self._keeper.join(CLOSE_S)
         if not self._writers.close(CLOSE_S):
-            log.warning("cache disk %s hangs: its writers are left behind", self.disk.place.root)
-        self.disk.close_files()
+            log.warning("cache disk %s hangs: its writers are abandoned", self.disk.place.root)
+        self.disk.copies.close()
 
     # --- for readers -----------------------------------------------------------------------------
 
@@ -93,7 +100,7 @@ class CacheDir:
 
     def is_keeping(self) -> bool:
         """Whether what is fetched now will be found here later."""
-        return self.health.writable() and not self.disk.full
+        return self.health.writable() and not self.disk.eviction.full
 
     def read(
         self, name: str, shard: int, begin: int, end: int | None, quick: bool = False
@@ -124,9 +131,9 @@ class CacheDir:
         try:
             return look()
         except BadFile as error:
-            self._distrust(name, shard, str(error))
+            self._downgrade(name, shard, str(error))
         except OSError as error:
-            self.disk.forget(name)
+            self.disk.copies.forget(name)
             self._met(error)
         finally:
             self._end(token)
@@ -143,7 +150,7 @@ class CacheDir:
     def has_room(self, size: int) -> bool:
         """Whether something that large finds room without anything going for it."""
         try:
-            return self.health.writable() and self.disk.missing(size) <= 0
+            return self.health.writable() and self.disk.eviction.missing(size) <= 0
         except OSError as error:
             self._met(error)
             return False
@@ -173,7 +180,7 @@ class CacheDir:
     # --- for writers -----------------------------------------------------------------------------
 
     def submit(self, add: Callable[[Disk], bool], then: Callable[[bool], None]) -> None:
-        """Have one of the writers add something; `then` is told whether it is there now."""
+        """Have one of the writers add something; `then` is called with whether it is there now."""
         self._writers.submit(lambda: self._add(add, then))
 
     def _add(self, add: Callable[[Disk], bool], then: Callable[[bool], None]) -> None:
@@ -197,7 +204,7 @@ class CacheDir:
             self._met(error, writing=True)
             return False
 
-    # --- judging ---------------------------------------------------------------------------------
+    # --- errors ----------------------------------------------------------------------------------
 
     def _met(self, error: OSError, writing: bool = False) -> None:
         """Say what an error means for the disk."""
@@ -218,7 +225,7 @@ class CacheDir:
         except OSError:
             return False
 
-    def _distrust(self, name: str, shard: int, why: str) -> None:
+    def _downgrade(self, name: str, shard: int, why: str) -> None:
         """A file is not what it should be."""
         self.drop(name, shard)
         self.health.failed(f"cache file {name}: {why}")
@@ -233,7 +240,7 @@ class CacheDir:
             pause_s = self._look()
             if before is HealthState.ASIDE and self.health.usable():
                 next_round = self._runtime.monotonic()
-                self.on_return()
+                self._returned()
             if self.health.usable() and self._runtime.monotonic() >= next_round:
                 self._round()
                 next_round = self._runtime.monotonic() + self._round_s()
@@ -258,7 +265,7 @@ class CacheDir:
             self.health.calm_down()
         if self.health.usable():
             return LOOK_S
-        self.disk.close_files()
+        self.disk.copies.close()
         try:
             self.disk.place.probe()
         except (OSError, BadFile):
@@ -278,7 +285,7 @@ class CacheDir:
             for shard in range(usage.SHARDS):
                 if not self.health.usable() or self._wait(STEP_S):
                     return
-                self.disk.look_through(shard)
+                self.disk.eviction.look_through(shard)
         except OSError as error:
             self._met(error, writing=True)
 
@@ -288,7 +295,3 @@ class CacheDir:
             if not self._closed:
                 self._cond.wait(seconds)
             return self._closed
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""

@@ -1,7 +1,7 @@
 """Parts of objects: what is here of a range, and one fetch of what is not.
 
 `DiskCache` calls it. Of a range that is here in part, on the disk or waiting to be written, only
-what lies between is fetched, once; who wants the same meanwhile waits for that.
+what is missing is fetched, once; a reader that wants the same meanwhile waits for that.
 
 Threading: any method from any thread. `Fetches._lock` is a leaf.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from fsdata.disk_cache.format import Extents
-from fsdata.disk_cache.write_queue import CopyTarget, Part
+from fsdata.disk_cache.write_queue import CopyTarget, QueuedBytes
 from fsdata.objects.contract import Range
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Event, Runtime
@@ -29,7 +29,7 @@ class Near(NamedTuple):
     end: int
 
 
-def gather(place: CopyTarget, waiting: Sequence[Part], begin: int, end: int) -> Near:
+def gather(place: CopyTarget, waiting: Sequence[QueuedBytes], begin: int, end: int) -> Near:
     """What is here of `begin..end` of an object: on its disk, or among those waiting for it."""
     extents = place.member.extents(place.name, place.shard)
     front: list[bytes] = []
@@ -44,7 +44,7 @@ def gather(place: CopyTarget, waiting: Sequence[Part], begin: int, end: int) -> 
 
 
 def _from(
-    place: CopyTarget, waiting: Sequence[Part], extents: Extents, begin: int, end: int
+    place: CopyTarget, waiting: Sequence[QueuedBytes], extents: Extents, begin: int, end: int
 ) -> bytes | None:
     """Bytes from `begin` on."""
     for part in waiting:
@@ -57,7 +57,7 @@ def _from(
 
 
 def _up_to(
-    place: CopyTarget, waiting: Sequence[Part], extents: Extents, begin: int, end: int
+    place: CopyTarget, waiting: Sequence[QueuedBytes], extents: Extents, begin: int, end: int
 ) -> bytes | None:
     """Bytes that end at `end`."""
     for part in waiting:
@@ -70,7 +70,7 @@ def _up_to(
 
 
 class _Flight:
-    """A range being fetched, which others may wait for."""
+    """A range being fetched, which other threads may wait for."""
 
     __slots__ = ("data", "error", "landed")
 

@@ -1,9 +1,9 @@
 """How many bytes each shard of a volume's cache on a disk takes: a file that all its mounts share.
 
-A file of numbers of 8 bytes, one a shard. Whoever adds or removes cache files changes the shard's
-number in the same turn of the file's lock, so mounts of one host agree; who looks through a shard
-knows its number exactly and writes that. A crash in between leaves a number wrong until then; one
-that is lost or absurd counts as 0.
+A file of numbers of 8 bytes, one a shard. A mount that adds or removes cache files changes the
+shard's number under the same hold of the file's lock, so mounts of one host agree; a mount that
+looks through a shard knows its number exactly and writes that. A crash in between leaves a number
+wrong until then; one that is lost or absurd counts as 0.
 
 Threading: any method from any thread; the file's lock orders them.
 """
@@ -56,7 +56,7 @@ class Table:
             self._file.write((array("Q", (size,)).tobytes(),), shard * CELL_BYTES)
 
 
-class Usage:
+class UsageFile:
     """The file. `seen` is the sum when it was last looked at."""
 
     def __init__(self, files: CacheFiles, path: str) -> None:
@@ -66,7 +66,7 @@ class Usage:
 
     @contextmanager
     def locked(self) -> Iterator[Table]:
-        """The numbers, which nobody else changes meanwhile. Raises: OSError."""
+        """The numbers, locked against other mounts meanwhile. Raises: OSError."""
         with self._files.locked(self._path) as file:
             table = Table(file)
             try:

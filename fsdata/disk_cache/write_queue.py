@@ -2,8 +2,8 @@
 
 `DiskCache` offers what it has fetched; threads of the disks write it. Where there is no place the
 copy is not made and that is counted: readers never wait. Parts of objects are found here until they
-are on the disk. Nothing here has been verified: who finds out that bytes are wrong says `void`, and
-they are gone, from the disk as well.
+are on the disk. Nothing here has been verified: a reader that finds wrong bytes calls `void`, which
+removes them, from the disk as well.
 
 Threading: any method from any thread. `_lock` is a leaf.
 """
@@ -22,7 +22,7 @@ from fsmeta.runtime import Event, Runtime
 
 QUEUE_BYTES_MAX: Final = 64 << 20  # waiting to be written: sixteen blocks, what bursts bring
 QUEUE_SHARE: Final = 4  # and no more than a quarter of the memory cap
-WRITE_S_MAX: Final = 30.0  # who waits for a copy longer waits for a disk that hangs
+WRITE_S_MAX: Final = 30.0  # a copy that takes longer is on a disk that hangs
 
 
 class CopyTarget(NamedTuple):
@@ -33,7 +33,7 @@ class CopyTarget(NamedTuple):
     shard: int
 
 
-class Part(NamedTuple):
+class QueuedBytes(NamedTuple):
     """Bytes of an object from `begin` on."""
 
     begin: int
@@ -50,11 +50,11 @@ class _Offer:
 
     __slots__ = ("added", "ended", "part", "size", "valid")
 
-    def __init__(self, size: int, part: Part | None, ended: Event | None = None) -> None:
+    def __init__(self, size: int, part: QueuedBytes | None, ended: Event | None = None) -> None:
         self.size = size
         self.part = part
         self.valid = True  # set to False under the queue's lock, read without
-        self.ended = ended  # made once somebody waits; guarded by the queue's lock
+        self.ended = ended  # made once a thread waits; guarded by the queue's lock
         self.added = False  # known when it has ended
 
     def is_valid(self) -> bool:
@@ -102,7 +102,7 @@ class CopyQueue:
         offer = _Offer(sum(map(len, pieces)), None)
         self._offer(place, offer, lambda disk: disk.add_whole(place.name, place.shard, pieces))
 
-    def offer_part(self, place: CopyTarget, part: Part) -> None:
+    def offer_part(self, place: CopyTarget, part: QueuedBytes) -> None:
         """Have a part of an object written."""
         offer = _Offer(len(part.data), part)
         self._offer(
@@ -119,7 +119,7 @@ class CopyQueue:
     def write_whole(self, place: CopyTarget, data: Buffer, then: Callable[[], None]) -> bool:
         """Have an object written, and wait for it; whether it is on the disk now.
 
-        It takes no place: whoever asks has counted the memory, and gives it back in `then`.
+        It takes no place: the caller has counted the memory, and gives it back in `then`.
         """
         ended = self._runtime.event()
         offer = _Offer(len(data), None, ended)
@@ -189,7 +189,7 @@ class CopyQueue:
         return offers
 
     def quell(self, name: str) -> None:
-        """As `void`, and nobody writes any of it when this returns.
+        """As `void`, and no thread writes any of it when this returns.
 
         Else a copy that is made after this could be taken for the one that is not wanted.
         """
@@ -201,7 +201,7 @@ class CopyQueue:
             assert offer.ended is not None, "just made"
             offer.ended.wait(WRITE_S_MAX)
 
-    def parts(self, name: str) -> list[Part]:
+    def parts(self, name: str) -> list[QueuedBytes]:
         """The parts of an object that wait."""
         with self._lock:
             return [each.part for each in self._offers.get(name, ()) if each.part is not None]

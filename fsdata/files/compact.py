@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fsdata.blocks.blocks import BlockStore
-from fsdata.format.geometry import block_ranges, runs_of
+from fsdata.blocks.read_plan import Access, reads_of
+from fsdata.format.geometry import reservations, runs_of
 from fsmeta.errors import StoreError
-from fsmeta.slices import Extent, resolve
+from fsmeta.slices import ChunkView, Extent
 from fsmeta.types import Slice, SliceId, SliceKind
 
 
@@ -24,10 +25,12 @@ def rewrite(blocks: BlockStore, slices: Sequence[Slice], new_id: SliceId) -> lis
 
     Holes at both ends are left out and large inner ones become gaps between records; they read
     as zeros because the records replace the whole list. Nothing is written where all is a hole.
+    What is reserved stays so.
     Raises: ObjectMissing, ObjectDamaged, Unavailable, OSError ENOSPC; then nothing is left of
     `new_id`, as far as the store can be reached.
     """
-    runs = runs_of(resolve(slices))
+    view = ChunkView(slices)
+    runs = runs_of(view.segments())
     size = sum(run[-1].end - run[0].pos for run in runs)
     try:
         _write(blocks, runs, new_id)
@@ -35,7 +38,7 @@ def rewrite(blocks: BlockStore, slices: Sequence[Slice], new_id: SliceId) -> lis
     except (OSError, StoreError):
         _delete(blocks, new_id, size)
         raise
-    return _records(runs, new_id, size)
+    return [*reservations(view, runs), *_records(runs, new_id, size)]
 
 
 def _write(blocks: BlockStore, runs: list[list[Extent]], new_id: SliceId) -> None:
@@ -68,10 +71,8 @@ def _bytes(blocks: BlockStore, runs: list[list[Extent]]) -> Iterator[memoryview]
                 yield memoryview(bytes(part.length))
                 continue
             piece = part.slice
-            for block, begin, end, _ in block_ranges(
-                piece, part.off, part.length, blocks.block_bytes
-            ):
-                yield blocks.read(piece.id, piece.size, block, begin, end, whole=True)
+            reads = reads_of(piece, part.off, part.length, Access.STREAM, blocks.block_bytes)
+            yield from map(blocks.read, reads)
 
 
 def _records(runs: list[list[Extent]], new_id: SliceId, size: int) -> list[Slice]:

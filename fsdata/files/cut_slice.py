@@ -1,11 +1,11 @@
-"""Cutting a slice in two where there is room for its begin alone: a limit or the store is full.
+"""Cuts a slice in two where there is room for its begin alone: a limit or the store is full.
 
-What is committed and what is still pending never share a slice id: others may replace and delete a
-slice as soon as it is part of a file. Where a limit refuses a slice that is stored, its begin is
-copied to a slice of its own (`cut_copied`); where the store refuses blocks, those that follow the
-stored ones become a slice of their own (`cut_unstored`).
+What is committed and what is still pending never share a slice id: other clients may replace and
+delete a slice as soon as it is part of a file. Where a limit refuses a slice that is stored, its
+begin is copied to a slice of its own (`cut_copied`); where the store refuses blocks, those that
+follow the stored ones become a slice of their own (`cut_unstored`).
 
-Called by `FileWriter`, which has one thread at a time here.
+Called by `OrderedCommits`, which has one thread at a time here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from errno import EDQUOT, ENOSPC
 from typing import Final
 
 from fsdata.blocks.blocks import BlockStore
+from fsdata.blocks.read_plan import Access, BlockRead, reads_of
+from fsdata.files.pending_slices import PendingSlices
 from fsdata.files.write_buffer import BlockState, PendingBlock, PendingSlice
 from fsdata.files.write_services import WriteServices
-from fsdata.format.geometry import block_count, block_length, block_ranges
+from fsdata.format.geometry import block_count, block_length
 from fsmeta.errors import Unavailable
 from fsmeta.runtime import Condition
 from fsmeta.types import Slice, SliceId
@@ -38,26 +40,19 @@ def copy_begin(blocks: BlockStore, piece: Slice, slice_id: SliceId, size: int) -
         begin = piece.off + index * step
         copy = bytearray()
         length = block_length(size, index, step)
-        for block, first, last, _ in block_ranges(piece, begin, length, step):
-            copy += blocks.read(piece.id, piece.size, block, first, last)
+        for read in reads_of(piece, begin, length, Access.RANDOM, step):
+            copy += blocks.read(read)
         blocks.put_block(slice_id, index, copy)
 
 
 class Cutter:
     """Cuts the slices that a file has pending."""
 
-    def __init__(
-        self,
-        side: WriteServices,
-        cond: Condition,
-        pending: list[PendingSlice],
-        by_id: dict[SliceId, PendingSlice],
-    ) -> None:
-        """`cond` guards `pending` and `by_id`, which are the writer's own."""
+    def __init__(self, side: WriteServices, cond: Condition, slices: PendingSlices) -> None:
+        """`cond` guards `slices`; both are the writer's."""
         self._blocks, self._budget, self._sink = side.blocks, side.budget, side.sink
         self._cond = cond
-        self._pending = pending
-        self._by_id = by_id
+        self._slices = slices
 
     def cut_copied(self, batch: Sequence[PendingSlice], room: int) -> list[PendingSlice]:
         """The first `room` bytes of slices that are stored, as whole slices.
@@ -79,10 +74,10 @@ class Cutter:
         with self._new_id() as slice_id:
             copy_begin(self._blocks, piece.record(), slice_id, size)
             with self._cond:
-                if self._by_id.get(piece.id) is not piece:
+                if self._slices.by_id.get(piece.id) is not piece:
                     return []
-                head = self._by_id[slice_id] = piece.cut_copied(slice_id, size)
-                self._pending.insert(self._pending.index(piece), head)
+                head = piece.cut_copied(slice_id, size)
+                self._slices.insert(self._slices.all.index(piece), head)
         return [head]
 
     @contextmanager
@@ -92,7 +87,7 @@ class Cutter:
         try:
             yield slice_id
         finally:
-            if slice_id not in self._by_id:
+            if slice_id not in self._slices.by_id:
                 self._sink.give_up_slices([slice_id])
 
     def cut_unstored(self) -> bool:
@@ -101,7 +96,8 @@ class Cutter:
         The caller holds the lock of commits. Raises: OSError, StoreError.
         """
         with self._cond:
-            piece = self._pending[0] if self._pending else None
+            pending = self._slices.all
+            piece = pending[0] if pending else None
             states = [] if piece is None else [block.state for block in piece.blocks]
         if piece is None or not _is_refused(piece, states):
             return False
@@ -113,13 +109,13 @@ class Cutter:
                 for block in strays:
                     copies.append(self._read_back(piece.record(), block))
                 with self._cond:
-                    if [b.state for b in piece.blocks] != states or self._pending[:1] != [piece]:
+                    if [b.state for b in piece.blocks] != states or pending[:1] != [piece]:
                         return False  # the pool has begun with one once more, or all is discarded
-                    tail = self._by_id[tail_id] = piece.cut_unstored(tail_id, count)
+                    tail = piece.cut_unstored(tail_id, count)
                     for block, copy in zip(strays, copies, strict=True):
                         block.restore(copy)
                     copies = []
-                    self._pending.insert(1, tail)
+                    self._slices.insert(1, tail)
             finally:
                 self._budget.release(sum(map(len, copies)))
         self._blocks.delete_blocks(piece.id, [(b.index + count, b.fill) for b in strays])
@@ -129,7 +125,9 @@ class Cutter:
         """A block that is stored, as a write buffer."""
         self._budget.reserve(block.fill, _no_memory)
         try:
-            return bytearray(self._blocks.read(piece.id, piece.size, block.index, 0, block.fill))
+            length = self._blocks.length_of(piece.size, block.index)
+            key = piece.id, block.index
+            return bytearray(self._blocks.read(BlockRead(key, length, 0, block.fill)))
         except BaseException:
             self._budget.release(block.fill)
             raise

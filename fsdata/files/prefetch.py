@@ -12,12 +12,11 @@ from collections.abc import Callable
 from functools import partial
 
 from fsdata.blocks.blocks import BlockStore
+from fsdata.blocks.read_plan import Access, BlockRead
 from fsdata.files.readahead import Ticket
-from fsdata.format.geometry import block_length
 from fsdata.resources.memory_budget import MemoryBudget
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import StoreError
-from fsmeta.types import SliceId
 
 
 class Prefetcher:
@@ -28,33 +27,20 @@ class Prefetcher:
         self._budget = budget
         self._blocks = blocks
 
-    def submit(
-        self,
-        slice_id: SliceId,
-        size: int,
-        block: int,
-        ticket: Ticket,
-        end: int,
-        part: tuple[int, int] | None = None,
-    ) -> bool:
-        """Ask for a block of a slice of `size` bytes, unless the reader is past `end` by then.
+    def submit(self, read: BlockRead, ticket: Ticket, end: int) -> bool:
+        """Ask for what a read is for, unless the reader is past `end` of the file by then.
 
-        `part`: only so much of it is wanted. False where there is no room for it.
+        False where there is no room for it.
         """
-        length = block_length(size, block, self._blocks.block_bytes)
-        if part is not None:
-            length = part[1] - part[0]
+        length = read.length if read.access is Access.AHEAD else read.end - read.begin
         if not self._budget.hold(length):
             return False
-        wanted = partial(ticket.wants, end)
-        fetch = partial(self._blocks.fetch, slice_id, size, block, wanted)
-        if part is not None:
-            fetch = partial(self._blocks.fetch_part, slice_id, size, block, part, wanted)
+        fetch = partial(self._blocks.fetch, read, partial(ticket.wants, end))
         self._pool.submit(partial(self._run, fetch, length))
         return True
 
     def _run(self, fetch: Callable[[], None], length: int) -> None:
-        """The job: fetch, unless nobody wants it any more."""
+        """The job: fetch, unless no reader wants it any more."""
         try:
             fetch()
         except (OSError, StoreError):

@@ -1,11 +1,11 @@
-"""How long the runs of a random reader are: what is fetched at once where one begins.
+"""Read-ahead for random reads: how much to fetch at once where a run of reads begins.
 
-Who looks up records in a mapped file asks for a page, then for its neighbours, one after the other:
-a value of 100 KiB is 25 reads, and in a store that is far each frame of it would be a round trip.
-`RandomReadahead` remembers how long the runs of a handle were, and says how much of a new one to
-fetch with its first page: as much as others were long, where those that were shorter cost little.
+A program that looks up records in a mapped file asks for a page, then for its neighbours, one after
+the other: a value of 100 KiB is 25 reads, and with a distant store each frame of it would be a
+round trip. `RandomReadahead` remembers how long the runs of a handle were, and says how much of a
+new one to fetch with its first page: the length of earlier runs, where shorter ones cost little.
 
-It never promises too much: what was fetched because of it and not asked for later is at most
+Its waste is bounded: what was fetched because of it and not asked for later is at most
 1/VAIN_SHARE of all that was asked for, and VAIN_BYTES (docs/design/random-reads).
 
 `FileReader` asks it of each read. Pure logic; a `RandomReadahead` belongs to its reader's lock.
@@ -27,7 +27,7 @@ GUESSES: Final = 3  # that may be made of a run: none of them uses up all of tha
 VAIN_BYTES: Final = 192 << 10  # and so much before anything was asked for
 LEARNING_BYTES: Final = 64 << 10  # of those, as long as no runs are known
 SPARE_BYTES_MAX: Final = 1 << 20  # that may have been saved up for a time of wrong guesses
-MORE_BYTES_MAX: Final = 1 << 20  # fetched at once: who goes on for longer is a stream
+MORE_BYTES_MAX: Final = 1 << 20  # fetched at once: a longer run is a stream
 
 
 class _Run:

@@ -1,9 +1,9 @@
-"""Who reads a file as a stream, and how far ahead: one `Readahead` per open handle.
+"""Read-ahead: whether a file is read as a stream, and how far ahead to fetch; one per open handle.
 
 Readers that go forwards, backwards or in equal strides are found; random ones fetch for themselves.
-A stream is who has read STREAM_BYTES_MIN that lie together, or always goes on a little: programs
-that look up a record in a mapped file read a few neighbouring pages as well, and whole blocks would
-be fetched for them all (docs/design/random-reads). `runs` is for those.
+A reader is a stream once it has read STREAM_BYTES_MIN without gaps, or always goes on a little.
+Programs that look up a record in a mapped file read a few neighbouring pages as well, and whole
+blocks would be fetched for them all (docs/design/random-reads). `runs` is for those.
 
 `FileReader` asks its window what to fetch and hands blocks to the `Prefetcher`. A window is bounded
 by WINDOW_BYTES_MAX. Pure logic; a `Readahead` belongs to its reader's lock.
@@ -18,7 +18,7 @@ WINDOW_BYTES_MAX = 16 << 20  # four blocks: hides 30 ms of latency at 500 MB/s
 RUN_MIN = 2  # one read proves nothing; read-ahead begins with the second in sequence
 STREAM_BYTES_MIN = 128 << 10  # that prove a stream: what the kernel asks for at a time in one
 STREAM_BYTES_MAX = 1 << 20  # the same, where streams ended before what was fetched had been read
-FROM_START_BYTES = 16 << 20  # who begins to read a file no longer than this reads all of it
+FROM_START_BYTES = 16 << 20  # a file no longer than this is read whole if its start is read
 LEAPS_MIN = 8  # near reads in a row, each behind the one before, that prove a stream with gaps
 DENSE = 2  # of a stretch that is read as a stream one half at least has been asked for
 FALLS_MIN = 3  # neighbours out of order come before each other twice, hardly thrice
@@ -78,7 +78,7 @@ class _Forward:
         return True
 
     def _is_near(self, offset: int, size: int) -> bool:
-        """Whether a read is near the one before, and little of what lies between was left out."""
+        """Whether a read is near the one before, and little between the two was left out."""
         if not self.next - REORDER_BYTES <= offset <= self.next + REORDER_BYTES:
             return False
         begin, end = min(self.begin, offset), max(self.next, offset + size)

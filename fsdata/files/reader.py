@@ -13,18 +13,20 @@ Threading: one lock for the window, the runs and the last view; not held across 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from fsdata.blocks.blocks import BlockStore
+from fsdata.blocks.read_plan import RANDOM, STREAM, Access, range_reads
 from fsdata.files.prefetch import Prefetcher
 from fsdata.files.random_readahead import RandomReadahead
 from fsdata.files.readahead import Readahead, Ticket
-from fsdata.format.geometry import block_ranges, chunk_ranges
+from fsdata.format.geometry import chunk_ranges
 from fsmeta.errors import ObjectMissing
 from fsmeta.runtime import Runtime
-from fsmeta.slices import Extent, View, resolve
-from fsmeta.types import CHUNK_BYTES, Slice, SliceId, SliceKind
+from fsmeta.slices import ChunkView, Extent, resolve
+from fsmeta.types import CHUNK_BYTES, Slice, SliceId
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Slices: TypeAlias = Callable[[int], Sequence[Slice]]
@@ -32,11 +34,21 @@ Peek: TypeAlias = Callable[[SliceId, int, int], "list[Buffer] | None"]
 
 ZEROS_BYTES = 1 << 20  # the largest piece of zeros: as long as the kernel's largest read
 STALE_RETRIES = 3  # compaction and writing both move bytes; neither can overtake us so often
-_ZEROS = memoryview(bytes(ZEROS_BYTES))
+
+
+def _in_place(data: bytes) -> memoryview:
+    """`data`, with all of its pages in place: a process that is being killed gets none any more,
+    and an answer that the kernel can't copy is EIO for its reader."""
+    view = memoryview(data)
+    bytes(view[:: mmap.PAGESIZE]), view[-1]  # which may be one page further
+    return view
+
+
+_ZEROS = _in_place(bytes(ZEROS_BYTES))
 
 
 def peek_nothing(_slice_id: SliceId, _off: int, _length: int) -> list[Buffer] | None:
-    """For files nobody writes."""
+    """For files that this client does not write."""
     return None
 
 
@@ -59,7 +71,7 @@ class FileReader:
         self._window = Readahead()  # guarded by _lock
         self._runs = RandomReadahead(blocks.block_bytes)  # guarded by _lock
         self._seen: list[Slice] = []  # of the last chunk; guarded by _lock, as is _view
-        self._view = View()  # of _seen
+        self._view = ChunkView()  # of _seen
 
     def read(self, offset: int, size: int, length: int) -> list[Buffer]:
         """Bytes from `offset` on of a file of `length` bytes: `size` of them or up to its end.
@@ -95,7 +107,7 @@ class FileReader:
             laid = len(self._seen)
             # mostly there are more slices than before: those are laid over the view that there is
             if laid > len(slices) or slices[:laid] != self._seen:
-                self._view, laid = View(), 0
+                self._view, laid = ChunkView(), 0
             for piece in slices[laid:]:
                 self._view.lay(piece)
             self._seen = list(slices)
@@ -118,35 +130,19 @@ class FileReader:
         self, shown: list[Extent], pos: int, size: int, whole: bool, more: int
     ) -> list[Buffer]:
         out: list[Buffer] = []
-        end = pos + size
-        for part in shown:  # without gaps; the first one begins at `pos` or before
-            stop = min(end, part.end)
-            if stop <= pos:
+        access = STREAM if whole else RANDOM
+        block_bytes, read = self._blocks.block_bytes, self._blocks.read
+        for part in range_reads(shown, pos, size, access, more, block_bytes):
+            if isinstance(part, int):
+                _add_zeros(out, part)
                 continue
-            if part.slice is None:
-                _add_zeros(out, stop - pos)
+            (slice_id, block), _, begin, end, _, _ = part
+            pending = self._peek(slice_id, block * block_bytes + begin, end - begin)
+            if pending is None:
+                out.append(read(part))
             else:
-                after = min(more, part.end - stop) if stop == end else 0
-                off = part.off + pos - part.pos
-                self._add_data(out, part.slice, off, stop - pos, whole, after)
-            pos = stop
-        _add_zeros(out, end - pos)
-        return out
-
-    def _add_data(
-        self, out: list[Buffer], piece: Slice, off: int, size: int, whole: bool, more: int
-    ) -> None:
-        """Append bytes `off..off + size` of a slice, block by block, and have `more` fetched."""
-        block_bytes = self._blocks.block_bytes
-        for block, begin, end, _ in block_ranges(piece, off, size, block_bytes):
-            pending = self._peek(piece.id, block * block_bytes + begin, end - begin)
-            if pending is not None:
                 out += pending
-            elif piece.kind is SliceKind.SEGMENT:
-                out.append(self._blocks.read_packed(piece.id, piece.size, block, begin, end))
-            else:
-                read = self._blocks.read
-                out.append(read(piece.id, piece.size, block, begin, end, whole, more))
+        return out
 
     def _read_ahead(self, begin: int, end: int, ticket: Ticket, strided: bool) -> None:
         """Ask for the blocks of file range `begin..end`, as far as the slices are known.
@@ -154,27 +150,21 @@ class FileReader:
         `strided`: for that range alone, not for all of the blocks it is in.
         """
         assert self._prefetcher is not None, "checked by the caller"
+        access = Access.STRIDE if strided else Access.AHEAD
         block_bytes = self._blocks.block_bytes
         for chunk, pos, size in chunk_ranges(begin, end - begin):
-            for part in self._shown(chunk, pos, pos + size):
-                first, last = max(part.pos, pos), min(part.end, pos + size)
-                if first >= last or part.slice is None:
+            shown = self._shown(chunk, pos, pos + size)
+            at = chunk * CHUNK_BYTES + pos
+            for part in range_reads(shown, pos, size, access, 0, block_bytes):
+                if isinstance(part, int):
+                    at += part
                     continue
-                off = part.off + first - part.pos
-                begins = chunk * CHUNK_BYTES + part.pos - part.off  # of the slice, in the file
-                for block, at, stop, _ in block_ranges(part.slice, off, last - first, block_bytes):
-                    if self._peek(part.slice.id, block * block_bytes + at, 1) is not None:
-                        continue
-                    use_end = begins + block * block_bytes + stop
-                    if not self._prefetcher.submit(
-                        part.slice.id,
-                        part.slice.size,
-                        block,
-                        ticket,
-                        use_end,
-                        (at, stop) if strided else None,
-                    ):
-                        return
+                at += part.end - part.begin
+                slice_id, block = part.key
+                if self._peek(slice_id, block * block_bytes + part.begin, 1) is not None:
+                    continue
+                if not self._prefetcher.submit(part, ticket, at):
+                    return
 
 
 def _add_zeros(out: list[Buffer], size: int) -> None:

@@ -2,7 +2,7 @@
 
 Each `FileWriter` submits its blocks here and registers while it holds uncommitted data. A flusher
 thread sleeps until the first of them is due and wakes for nothing else. The budget calls `push`
-when writers want memory that others hold in half-filled buffers.
+when writers want memory that other files hold in half-filled buffers.
 
 Threading: one lock for the register. Lock order: a file's lock, this one, the threads' own; files
 are called without it.
@@ -10,6 +10,7 @@ are called without it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from typing import Final, Protocol
@@ -18,8 +19,8 @@ from fsdata.resources.memory_budget import MemoryBudget
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 
-UPLOAD_THREADS = 4  # a local disk is busy with two; stores that are far are given more, see `Flow`
-IDLE_S = 5.0  # data nobody touched for so long is made durable unasked, as the kernel does
+UPLOAD_THREADS = 4  # a local disk is busy with two; distant stores are given more, see `Flow`
+IDLE_S = 5.0  # data that is not touched for so long is made durable unasked, as the kernel does
 AGE_FACTOR = 6  # data of a file that is written all the time waits 6 × IDLE_S: dirty_expire's 30 s
 FAR_UPLOADS: Final = 20  # at a time, of 4 MiB: 800 MB/s where each takes 100 ms
 NEAR_S: Final = 0.02  # an upload that takes less fills the link with its neighbours
@@ -29,7 +30,7 @@ CROWDED: Final = 4.0  # times the quickest: they take turns
 STEP: Final = 0.5  # threads more or less for each upload: four become eight in eight uploads
 NEWEST: Final = 0.1  # weight of the last one in the mean
 FORGET: Final = 1.001  # the quickest of long ago may have been on another way
-NONE_S: Final = 0.001  # somebody else was uploading that block
+NONE_S: Final = 0.001  # another thread was uploading that block
 WHOLE_BYTES: Final = 1 << 20  # what is smaller says nothing about blocks
 TICK_SHARE = 4  # the flusher looks at most 4 times an IDLE_S, however many files come and go
 
@@ -47,7 +48,7 @@ class Dirty(Protocol):
     def flush_idle(self, wait: bool = False) -> None:
         """Flush now, on an upload thread or another; failures are kept for the next call.
 
-        `wait`: also while somebody else flushes it.
+        `wait`: also while another thread flushes it.
         """
 
     def push(self) -> None:
@@ -55,7 +56,7 @@ class Dirty(Protocol):
 
 
 class Flow:
-    """How many uploads at a time fill the way to the store, judged by how long each takes.
+    """How many uploads at a time fill the way to the store, estimated by how long each takes.
 
     Where more of them at a time take no longer each, time passes on the way and more fit in; where
     each takes longer, they share a link or a processor that is full (as TCP Vegas has it). What is
@@ -92,10 +93,11 @@ class UploadPool:
         threads: int = UPLOAD_THREADS,
         idle_s: float = IDLE_S,
         most: int = 0,
+        pool: Callable[[Runtime, str, int], WorkerPool] = WorkerPool,
     ) -> None:
         """`most`: threads where the store is far; else there are never more than `threads`."""
         self._runtime = runtime
-        self._workers = WorkerPool(runtime, "upload", threads)
+        self._workers = pool(runtime, "upload", threads)
         self.idle_s = idle_s
         self._cond = runtime.condition()
         self._dirty: dict[Dirty, float] = {}  # guarded by _cond, as all below: not before when

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from fsdata.blocks.blocks import BlockStore
 from fsdata.files.upload_pool import UploadPool
@@ -41,6 +41,10 @@ class SliceSink(Protocol):
         """These ids will not be offered again."""
 
 
+KeepWrite: TypeAlias = Callable[[Ino, SliceId, int, bool, int, memoryview], None]
+"""Told of bytes that a slice has taken: inode, slice, offset in the file, append, time, bytes."""
+
+
 class WriteServices(NamedTuple):
     """What all writers of a mount share."""
 
@@ -49,3 +53,4 @@ class WriteServices(NamedTuple):
     budget: MemoryBudget
     pool: UploadPool
     sink: SliceSink
+    keep: KeepWrite | None = None  # what is to outlive this process

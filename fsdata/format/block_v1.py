@@ -29,7 +29,6 @@ from typing import Final, NamedTuple
 
 import lz4.block
 import zstandard
-from crc32c import crc32c
 
 from fsdata.format.block_v2 import (
     FIXED,
@@ -55,6 +54,7 @@ from fsdata.format.checksums import (
     single_table,
     table_bytes,
 )
+from fsdata.resources.crc import crc32c
 from fsmeta.errors import ObjectDamaged
 from fsmeta.types import FRAME_BYTES_MAX, FRAME_BYTES_MIN
 
@@ -73,7 +73,7 @@ assert UNIT_BYTES % FRAME_BYTES_MAX == 0, "so a range of units is one of frames"
 
 
 class Head(NamedTuple):
-    """A verified head. `crcs` is the table as it stands in the object."""
+    """A verified head. `crcs` is the table as it is in the object."""
 
     codec: Codec
     raw_bytes: int
@@ -127,7 +127,7 @@ def encode(
 
 
 def head_need(front: Buffer) -> int:
-    """Bytes of the head that `front` begins; 0 where that can't be told."""
+    """Bytes of the head that `front` begins; 0 where that is not known."""
     if len(front) < _FIXED_BYTES:
         return 0
     if front[4] == UNITS_VERSION:
@@ -151,7 +151,7 @@ def parse_head(data: Buffer) -> Head | UnitHead:
     if flags != 0 or not _may_be(version, codec, log2):
         raise ObjectDamaged(f"unknown codec {codec}, flags {flags} or frame 2^{log2}")
     if not 0 < stored <= raw <= PAYLOAD_BYTES_MAX or (codec == Codec.NONE and stored != raw):
-        raise ObjectDamaged(f"lengths raw {raw} stored {stored} can't be")
+        raise ObjectDamaged(f"lengths raw {raw} stored {stored} can't be right")
     size = head_need(data)
     if len(data) < size:
         raise ObjectDamaged(f"object of {len(data)} bytes ends within its head of {size}")
@@ -241,7 +241,7 @@ def decode_range(
 
 
 def _sealed(head: Head | UnitHead, opener: Opener | None) -> UnitHead:
-    """`head`, in a volume whose key `opener` has, if any: there nothing else is believed.
+    """`head`, in a volume whose key `opener` has, if any: there no other head is accepted.
 
     Raises: ObjectDamaged.
     """

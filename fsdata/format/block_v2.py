@@ -18,7 +18,7 @@ the head and the units it touches, whatever was done to them; all integers are l
     …       …     payload: the stored units one after another, to the end of the object
 
 A unit is packed first and sealed then, which adds a tag of 16 bytes. The checksums are of stored
-bytes: whoever has no key can still tell damage. Anything off is `ObjectDamaged`.
+bytes: damage is found without the key. Anything off is `ObjectDamaged`.
 Pure functions: any thread may call them.
 """
 
@@ -32,8 +32,8 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import lz4.block
 import zstandard
-from crc32c import crc32c
 
+from fsdata.resources.crc import crc32c
 from fsmeta.errors import ObjectDamaged
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -70,7 +70,7 @@ class Cipher(Protocol):
     """Seals and opens the units of one object."""
 
     def seal(self, unit: int, data: Buffer, about: bytes) -> bytes:
-        """`data` encrypted, with its tag, which vouches for `about`, too."""
+        """`data` encrypted, with its tag, which authenticates `about`, too."""
 
     def open(self, unit: int, data: Buffer, about: bytes) -> bytes:
         """What was sealed. Raises: ObjectDamaged."""
@@ -86,7 +86,7 @@ class UnitHead(NamedTuple):
     codec: Codec
     raw_bytes: int
     stored_bytes: int
-    fixed: bytes  # the first 16 bytes, which the tags vouch for
+    fixed: bytes  # the first 16 bytes, which the tags authenticate
     salt: bytes  # empty where it is not sealed
     table: bytes
 
@@ -184,7 +184,7 @@ def parse_units_head(data: Buffer) -> UnitHead:
     salt_bytes = SALT_BYTES if flags & SEALED else 0
     head = UnitHead(Codec(codec), raw, stored, fixed, rest[:salt_bytes], rest[salt_bytes:])
     if head.span(0, raw)[2] != stored:
-        raise ObjectDamaged(f"its units don't have {stored} bytes together")
+        raise ObjectDamaged(f"its units do not add up to {stored} bytes")
     return head
 
 
@@ -278,6 +278,6 @@ def _unpacker(codec: Codec) -> Callable[[Buffer, int], bytes]:
                 return raw
         except (lz4.block.LZ4BlockError, zstandard.ZstdError) as error:
             raise ObjectDamaged(f"a unit does not decompress: {error}") from error
-        raise ObjectDamaged("a unit is packed, and the object says with nothing")
+        raise ObjectDamaged("a unit is compressed, but the object names no compression")
 
     return unpack

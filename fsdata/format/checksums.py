@@ -1,11 +1,11 @@
-"""Checksums of a payload's frames: how a table of them is made, and bytes are judged by one.
+"""Checksums of a payload's frames: how a table of them is made, and how bytes are verified by it.
 
 `format/block_v1` calls it for blocks that are stored as they are. Two kinds of tables are known:
 
 - *Single*: the CRC-32C of each frame, 64 KiB. Objects of version 1 have it.
 - *Running*: the CRC-32C of everything up to the end of each frame. A range is verified by the entry
   before it, which the sum goes on from, and its last one: one call however many frames it has. So
-  small frames cost those who write, and nobody who reads. Objects of version 3 have it.
+  small frames cost writers something, and readers nothing. Objects of version 3 have it.
 
 Pure functions: any thread may call them.
 """
@@ -17,9 +17,8 @@ from functools import cache
 from struct import Struct
 from typing import Final
 
-from crc32c import crc32c
-
 from fsdata.format.block_v2 import Buffer
+from fsdata.resources.crc import crc32c
 from fsmeta.types import FRAME_BYTES_MAX
 
 ENTRY_BYTES: Final = 4

@@ -2,8 +2,8 @@
 
 Each object has a key of its own, derived from the volume's key, a fresh salt of 16 random bytes,
 the slice and the block, so a nonce need only be unique within one object: it is the number of the
-unit. Tags vouch for slice, block, unit, and the object's head with the unit's length. The argument
-stands in docs/design/object-stores.
+unit. Tags authenticate slice, block, unit, and the object's head with the unit's length. The
+argument is in docs/design/object-stores.
 
 Threading: any thread; the ciphers have no state but their key.
 """
@@ -44,7 +44,9 @@ class BlockCipher:
         try:
             return self._gcm.decrypt(_NONCE.pack(unit, 0), data, self._place + about)
         except InvalidTag as error:
-            raise ObjectDamaged(f"unit {unit} was not sealed with our key, or not here") from error
+            raise ObjectDamaged(
+                f"unit {unit} was encrypted with another key, or for another place"
+            ) from error
 
 
 class Sealer:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from typing import NamedTuple
 
-from fsmeta.slices import Extent, View
-from fsmeta.types import BLOCK_BYTES_MAX, CHUNK_BYTES, Slice
+from fsmeta.slices import ChunkView, Extent
+from fsmeta.types import BLOCK_BYTES_MAX, CHUNK_BYTES, Slice, SliceId, SliceKind
 
 COMPACT_SLICES = 48  # a chunk read through more records than this costs more than rewriting it
 # A rewrite moves all of the chunk. So that small writes into a large one pay for it once in a while
-# and not with every 48, it waits for a record for each so many bytes: 1,024 in a full chunk, which
-# are 25 KiB of metadata and 16 ms for 64 MiB to be moved by who wrote 4 MiB in pages.
+# and not with every 48, it waits for a record for each so many bytes: 1,024 in a full chunk. These
+# are 25 KiB of metadata, and 16 ms to move 64 MiB for a program that wrote 4 MiB in pages.
 COMPACT_BYTES = 64 << 10
 COMPACT_HIDDEN_MIN = 8  # fewer slices are never worth a rewrite, however much they hide
 
@@ -73,16 +73,19 @@ def should_compact(slices: Sequence[Slice]) -> bool:
     """Whether a rewrite as one slice pays.
 
     It does where it at least halves many records, for no more than COMPACT_BYTES moved for each, or
-    more bytes are hidden than visible.
+    more bytes are hidden than visible. What is reserved takes no room in the store.
     """
     if len(slices) < COMPACT_HIDDEN_MIN:
         return False
-    view = View(slices)
-    if sum(piece.length for piece in slices) > 2 * view.used:
+    view = ChunkView(slices)
+    shown = view.segments()
+    used = sum(part.length for part in shown if part.slice is not None)
+    if sum(piece.length for piece in slices if piece.kind is not SliceKind.RESERVED) > 2 * used:
         return True
-    if len(slices) < COMPACT_SLICES or len(slices) * COMPACT_BYTES < view.used:
+    if len(slices) < COMPACT_SLICES or len(slices) * COMPACT_BYTES < used:
         return False
-    return len(slices) >= 2 * len(runs_of(view.segments()))
+    runs = runs_of(shown)
+    return len(slices) >= 2 * (len(runs) + len(reservations(view, runs)))
 
 
 def runs_of(view: Sequence[Extent]) -> list[list[Extent]]:
@@ -104,6 +107,16 @@ def runs_of(view: Sequence[Extent]) -> list[list[Extent]]:
             runs[-1] += [part] if hole is None else [hole, part]
         hole = None
     return runs
+
+
+def reservations(view: ChunkView, runs: Sequence[Sequence[Extent]]) -> list[Slice]:
+    """The records that go below those of `runs`, so that what is covered stays covered."""
+    wholes = [(run[0].pos, run[-1].end) for run in runs]
+    return [
+        Slice(begin, SliceId(0), end - begin, 0, end - begin, SliceKind.RESERVED)
+        for begin, end in view.covered_ranges(reserved=True)
+        if not any(first <= begin and end <= last for first, last in wholes)
+    ]
 
 
 def _length(part: Extent) -> int:

@@ -19,7 +19,7 @@ class BlockName(NamedTuple):
 
 
 def object_key(slice_id: SliceId, block: int, length: int) -> str:
-    """The key of a block; `length` lets fsck judge an object by its listing alone."""
+    """The key of a block; `length` lets fsck check an object by its listing alone."""
     thousands = slice_id // SHARD
     return f"{CHUNKS}/{thousands // SHARD}/{thousands}/{slice_id}_{block}_{length}"
 

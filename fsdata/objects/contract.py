@@ -6,8 +6,10 @@ stores need no versions and readers no locks.
 
 Errors: `ObjectMissing` where an object is not there; an `OSError` with ENOSPC or EDQUOT where the
 store is full; everything else that went wrong outside is `Unavailable`, and repeating is safe; it
-is `Throttled` where the store asks for fewer requests at a time, `NoPlace` where too many others
-were before it, `Unreached` where S3 is silent, and `Refused` where repeating is in vain.
+is `Throttled` where the store asks for fewer requests at a time, `NoPlace` where too many requests
+were before it, `Unreached` where S3 is silent, and `Refused` where repeating is in vain,
+`KeysRefused` for the keys' sake where the caller does not wait for newer ones. A
+bucket that is not there is `NoSuchBucket` (s3/errors.py).
 Threading: every method may be called from any thread.
 """
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from fsmeta.errors import ConfigError, ObjectMissing, StoreError, Unavailable
+from fsmeta.errors import ConfigError, ObjectMissing, Refused, StoreError, Unavailable
 
 CHECK_KEY = "check/usable"  # an object that is there only while a store is tested
 CHECK_BYTES = 128 << 10  # of it: more than what gateways answer in one piece
@@ -29,20 +31,29 @@ class Throttled(Unavailable):
     """The store is asked too much at a time."""
 
 
+class KeysRefused(Refused):
+    """The store does not take the keys, and there are no others."""
+
+
 class NoPlace(Unavailable):
     """The request has waited for its turn for as long as it is repeated, and was not sent."""
 
 
 class Unreached(Unavailable):
-    """Nobody has answered."""
+    """No store has answered."""
+
+
+class NeverReached(Unreached):
+    """Nor did one when it was opened; the text says what to check."""
 
 
 class ObjectInfo(NamedTuple):
-    """What a listing tells of one object."""
+    """What a listing says of one object."""
 
     key: str
     size: int
     mtime_ns: int
+    etag: str = ""  # without quotes; empty where the store has none
 
 
 class ObjectStore(Protocol):

@@ -28,7 +28,7 @@ AVERAGE_OF = 8  # reads, so that two from a slow disk are enough
 IOV_MAX = 1024  # linux/uio.h: buffers of one writev(2)
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_CLOEXEC
-_PRIVATE = 0o700  # who reads objects is asked for no file's mode, so none but the owner may
+_PRIVATE = 0o700  # reading an object bypasses the modes of files, so only the owner may
 _SHARED = 0o077  # of an existing root: it was made so by intention, and what is in it follows it
 _READABLE = 0o044  # objects are never changed
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class FileObjects:
         self._average_s = 0.0  # of reads; threads may miss each other's
         try:
             _make_root(self._root)
-            self._shared = os.stat(self._root).st_mode & _SHARED  # with whom it is by intention
+            self._shared = os.stat(self._root).st_mode & _SHARED  # set by intention
             self._make_dirs(f"{self._root}/{TMP_DIR}")
             self._sweep()
         except OSError as error:
@@ -60,10 +60,12 @@ class FileObjects:
             ) from error
 
         if self._shared & stat.S_IWOTH:
-            log.warning("everybody may write to the object directory %s: chmod o-w it", self._root)
+            log.warning(
+                "any user may write to the object directory %s: run `chmod o-w` on it", self._root
+            )
 
     def _make_dirs(self, path: str) -> None:
-        """A directory below the root, and those above it, for whom the root is. Raises: OSError."""
+        """A directory below the root, and those above it, with the root's mode. Raises: OSError."""
         made = []
         while not os.path.isdir(path):
             made.append(path)

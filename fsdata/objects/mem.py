@@ -39,7 +39,7 @@ class MemObjects:
         return found[0]
 
     def peek(self, key: str) -> bytes:
-        """What is there now, for who watches from outside of the world. Raises: KeyError."""
+        """What is there now, for a test that looks from outside. Raises: KeyError."""
         return self._objects[key][0]
 
     def delete(self, *keys: str) -> None:

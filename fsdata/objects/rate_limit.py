@@ -1,8 +1,8 @@
 """Two ways to ask a store for less: fewer requests at a time, and fewer bytes a second.
 
-`Adaptive` obeys a store that says "slow down"; `Limited` obeys whoever mounted the volume. The
-client puts `Adaptive` below `Retrying`, so that a request in its back-off takes no place, and
-`Limited` above it, so that waiting for bandwidth counts as no failure.
+`Adaptive` obeys a store that says "slow down"; `Limited` obeys the user's options. The client puts
+`Adaptive` below `Retrying`, so that a request in its back-off takes no place, and `Limited` above
+it, so that waiting for bandwidth counts as no failure.
 
 Threading: any method from any thread; each has one lock, a leaf, not held across store I/O.
 """
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 REQUESTS_MAX: Final = 256  # at a time: what `--max-uploads` and the serving threads may reach
 LEAVING_S: Final = 0.5  # a request that waits for a place notices so late that the client leaves
-CUT: Final = 0.5  # what remains of the window when the store is asked too much
+CUT: Final = 0.5  # what remains of the window when the store gets too many requests
 
 
 class Window(NamedTuple):
@@ -79,13 +79,15 @@ class Adaptive:
         while self._busy >= int(self._window):
             left = until - self._clock()
             if left <= 0:
-                raise NoPlace(f"no answer in {self._patience_s:g} s: the store is asked too much")
+                raise NoPlace(
+                    f"no answer in {self._patience_s:g} s: too many requests for the store"
+                )
             if self._leaving.is_set():
-                raise NoPlace("the store is asked too much, and the client is leaving")
+                raise NoPlace("too many requests for the store, and the client is leaving")
             self._cond.wait(min(left, LEAVING_S))
 
     def _more(self, places: int) -> bool:
-        """Take `places` more if they are free now: who has one must not wait for others."""
+        """Take `places` more if they are free now: a request with one must not wait for more."""
         with self._cond:
             free = self._busy + places <= int(self._window)
             self._busy += places * free

@@ -12,8 +12,9 @@ from typing import NamedTuple, TypeVar
 
 from fsdata.objects.contract import Buffer, NoPlace, ObjectInfo, ObjectStore, Range
 from fsmeta.errors import ObjectMissing, Refused, StoreError, Unavailable
-from fsmeta.latency import Histogram, Reading
+from fsmeta.latency import Histogram, HistogramReading
 from fsmeta.runtime import Event, Runtime
+from fsmeta.spans import Spans
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ class Backoff(NamedTuple):
 
     first_s: float = 0.02
     longest_s: float = 2.0
-    total_s: float = 30.0  # after this the caller hears Unavailable
+    total_s: float = 30.0  # after this the caller gets Unavailable
 
 
 class Retrying:
@@ -46,7 +47,8 @@ class Retrying:
         self._leaving = leaving or runtime.event()
         self._lock = runtime.lock()
         self._repeats = 0  # guarded by _lock
-        self._together = False  # set once, by who is about to leave, as below
+        self._silent_since: float | None = None  # a failure after which no request was answered
+        self._together = False  # set once, when the client is about to leave, as below
         self._answered = False  # since then and since `leaving`
         self._away: Unavailable | None = None
 
@@ -63,18 +65,30 @@ class Retrying:
         with self._lock:
             return self._repeats
 
+    def silent_s(self) -> float:
+        """For how long requests have failed, and none was answered; 0: the store answers."""
+        since = self._silent_since
+        return 0.0 if since is None else self._runtime.monotonic() - since
+
+    def repeat(self, request: Callable[[], T]) -> T:
+        """`request`, which is not of the contract of stores, repeated like those that are."""
+        return self._call(request)
+
     def _call(self, request: Callable[[], T]) -> T:
         if self._together:
             return self._call_last(request)
         try:
-            return request()
+            answer = request()
         except (NoPlace, Refused):
             raise
         except Unavailable as error:
             return self._again(request, error)
+        if self._silent_since is not None:
+            self._silent_since = None
+        return answer
 
     def _call_last(self, request: Callable[[], T]) -> T:
-        """As `_call`, of who is about to leave."""
+        """As `_call`, when the client is about to leave."""
         away = self._away
         if away is not None:
             raise Unavailable(str(away)) from away
@@ -96,8 +110,10 @@ class Retrying:
 
     def _again(self, request: Callable[[], T], error: Unavailable) -> T:
         """Repeat until it works or the next pause would pass the deadline; then `error` again."""
-        pause = self._backoff.first_s
-        deadline = self._runtime.monotonic() + self._backoff.total_s
+        pause, now = self._backoff.first_s, self._runtime.monotonic()
+        deadline = now + self._backoff.total_s
+        if self._silent_since is None:
+            self._silent_since = now
         while True:
             wait = pause * (0.5 + self._runtime.random() / 2)
             if self._runtime.monotonic() + wait > deadline or self._leaving.wait(wait):
@@ -107,11 +123,14 @@ class Retrying:
             with self._lock:
                 self._repeats += 1
             try:
-                return request()
+                answer = request()
             except (NoPlace, Refused):
                 raise
             except Unavailable as latest:
                 error = latest
+            else:
+                self._silent_since = None
+                return answer
 
     def put(self, key: str, pieces: Sequence[Buffer]) -> None:
         self._call(lambda: self._inner.put(key, pieces))
@@ -181,7 +200,7 @@ class Metered:
             (verb, outcome): Histogram() for verb in self.VERBS for outcome in self.OUTCOMES
         }
 
-    def readings(self) -> dict[tuple[str, str], Reading]:
+    def readings(self) -> dict[tuple[str, str], HistogramReading]:
         """How long requests took, by verb and outcome."""
         with self._lock:
             return {key: each.reading() for key, each in self._times.items()}
@@ -255,6 +274,29 @@ class Metered:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class TracedObjects(Metered):
+    """Each request is a span of a trace, too, but those of listings: on mounts with `--trace`."""
+
+    def __init__(self, spans: Spans, runtime: Runtime, inner: ObjectStore) -> None:
+        super().__init__(runtime, inner)
+        self._spans = spans
+
+    def _call(
+        self, verb: str, request: Callable[[], T], moved: Callable[[T], int], count: int = 1
+    ) -> T:
+        span = self._spans.below(f"object.{verb}")
+        if span is None:
+            return super()._call(verb, request, moved, count)
+
+        def counted(answer: T) -> int:
+            size = moved(answer)
+            span.attributes["slicefs.bytes"] = size
+            return size
+
+        span.attributes["slicefs.requests"] = count
+        return self._spans.spent(span, super()._call, verb, request, counted, count)
 
 
 def _nothing(_: object) -> int:

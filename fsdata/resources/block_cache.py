@@ -3,11 +3,11 @@
 `BlockStore` puts and gets. What has been written, or read to its end, the kernel's page cache has
 as well: such blocks are *behind*, few are kept, and their buffers, still warm, serve the next ones.
 
-The cache owns the buffers it is given: nobody changes them any more, readers get views. Full-size
+The cache owns the buffers it is given: they do not change any more, readers get views. Full-size
 buffers of blocks that left are kept as spares for the next block: faulting in fresh pages costs
-more than copying into old ones. A bytearray can't be resized while a view of it lives, and that is
-how a spare proves that nobody reads it before it is used again. Of blocks of which pages are read
-the *pieces* around them are kept for a while: neighbouring pages are asked for next.
+more than copying into old ones. A bytearray can't be resized while a view of it lives: that proves
+that a spare has no reader before it is used again. Of blocks of which pages are read the *pieces*
+around them are kept for a while: neighbouring pages are asked for next.
 
 Threading: one lock. Lock order: cache, then budget.
 """
@@ -98,7 +98,7 @@ class BlockCache:
         block_bytes: int = BLOCK_BYTES_MAX,
         small: int = 0,
     ) -> None:
-        """Written blocks of at most `small` bytes are wanted again soon, by who packs them."""
+        """Written blocks of at most `small` bytes are wanted again soon, to be packed."""
         self._budget = budget
         self._block_bytes = block_bytes
         self._lock = runtime.lock()

@@ -1,4 +1,4 @@
-"""Telling glibc to keep what we free: a mount calls this once, before it starts threads.
+"""Has glibc keep freed memory: a mount calls this once, before it starts threads.
 
 By default the C allocator returns a freed block's pages to the kernel, and the next block faults
 them in again: 25 faults for 100 KiB, which on a virtual machine was two thirds of the time of a

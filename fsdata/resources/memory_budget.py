@@ -42,7 +42,7 @@ def _nothing() -> None:
 
 
 class MemoryBudget:
-    """Who may use how many bytes."""
+    """How many bytes each use of memory may take."""
 
     def __init__(self, runtime: Runtime, limit: int = BUFFER_BYTES) -> None:
         assert limit >= BUFFER_BYTES_MIN, limit
@@ -66,7 +66,7 @@ class MemoryBudget:
         self._push = push
 
     def gauges(self) -> Gauges:
-        """Who uses how much now."""
+        """How much each use takes now."""
         with self._cond:
             return Gauges(self._limit, self._writing, self._cached, self._ahead)
 
@@ -146,7 +146,7 @@ class MemoryBudget:
         return self.charge(size)
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` bytes are free now, and nobody waits for them."""
+        """Whether `size` bytes are free now, and no thread waits for them."""
         with self._cond:
             return not self._waiters and self._fits(size)
 

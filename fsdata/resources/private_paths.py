@@ -1,8 +1,8 @@
 """Directories and files of this host that only this user, or root, may change.
 
-What a cache or a journal holds is believed and becomes part of files: in a place where other users
-may write, they could plant it. So each directory on the way there, and each file that is used
-again, is looked at: who owns it, and who may write to it.
+What a cache or a journal holds is trusted and becomes part of files: in a place where other users
+may write, they could plant it. So the owner and the write permissions are checked of each directory
+on the way there, and of each file that is used again.
 
 Threading: functions only.
 """
@@ -21,7 +21,7 @@ _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def require_private(path: str, what: str) -> None:
-    """A directory that is there must be ours alone, and nobody else may exchange it.
+    """A directory that is there must belong to this user, and no other user may replace it.
 
     `what` names it for the user. Raises: ConfigError, OSError.
     """

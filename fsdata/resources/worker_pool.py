@@ -11,6 +11,7 @@ Threading: `submit` from any thread, jobs included.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Final, TypeVar
 
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Condition, Runtime, Thread
+from fsmeta.spans import Spans
 
 T = TypeVar("T")
 
@@ -36,7 +38,7 @@ class WorkerPool:
         self._cond = runtime.condition()
         self._jobs: deque[Callable[[], None]] = deque()  # guarded by _cond, as all below
         self._threads: list[Thread] = []
-        self._count = 0  # of those that have not been told to end
+        self._count = 0  # of those that have not been asked to end
         self._idle = 0
         self._closed = False
 
@@ -86,7 +88,7 @@ class WorkerPool:
                     return None
                 if self._count > self._max:
                     self._count -= 1
-                    self._cond.notify()  # it may have been the one that was told of a job
+                    self._cond.notify()  # it may have been the one that was woken for a job
                     return None
                 self._idle += 1
                 self._cond.wait()
@@ -124,14 +126,43 @@ class WorkerPool:
             for job in jobs:
                 job()
             return
-        batch = _Batch(self._runtime.condition(), len(jobs))
+        batch = _JobBatch(self._runtime.condition(), len(jobs))
         for job in jobs:
             self.submit(partial(batch.run, job))
         batch.wait()
 
 
-class _Batch:
-    """Jobs that somebody waits for."""
+def run_told(
+    job: Callable[[], None], undone: str, tell: Callable[[OSError | StoreError | None], None]
+) -> None:
+    """Run a job for a thread that waits, and tell what it has failed with, if it has.
+
+    An error that nothing foresees ends this thread; `tell` has EIO and `undone` then.
+    """
+    error: OSError | StoreError | None = OSError(errno.EIO, undone)
+    try:
+        job()
+        error = None
+    except (OSError, StoreError) as caught:
+        error = caught
+    finally:
+        tell(error)
+
+
+class TracedPool(WorkerPool):
+    """Jobs belong to the trace of the thread that submits them: on mounts with `--trace`."""
+
+    def __init__(self, spans: Spans, runtime: Runtime, name: str, threads: int) -> None:
+        super().__init__(runtime, name, threads)
+        self._spans = spans
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """As `WorkerPool.submit`."""
+        super().submit(self._spans.carry(job))
+
+
+class _JobBatch:
+    """Jobs that a caller waits for."""
 
     def __init__(self, cond: Condition, count: int) -> None:
         self._cond = cond
@@ -140,18 +171,17 @@ class _Batch:
 
     def run(self, job: Callable[[], None]) -> None:
         """One of them, unless another has failed."""
-        error = self._error
-        try:
-            if error is None:
-                job()
-        except (OSError, StoreError) as caught:
-            error = caught
-        finally:
-            with self._cond:
-                self._error = self._error or error
-                self._left -= 1
-                if not self._left:
-                    self._cond.notify_all()
+        if self._error is None:
+            run_told(job, "a job was not done", self._ended)
+        else:
+            self._ended(None)
+
+    def _ended(self, error: OSError | StoreError | None) -> None:
+        with self._cond:
+            self._error = self._error or error
+            self._left -= 1
+            if not self._left:
+                self._cond.notify_all()
 
     def wait(self) -> None:
         """Until all have ended. Raises: what the first one that failed did."""

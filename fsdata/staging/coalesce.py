@@ -1,8 +1,8 @@
-"""Small objects that wait in a journal for company, so that many go to the store as one.
+"""Small objects that wait in a journal for each other, so that many go to the store as one.
 
-`StagedObjects` owns one and asks it under its own lock. An object waits until those that wait fill
-a block, or it has waited for `LINGER_S`, or somebody waits for the store (`hurry`). What an object
-weighs is the caller's to say; what weighs nothing does not wait.
+`UploadScheduler` owns one and asks it under its lock. An object waits until the waiting objects
+fill a block, or it has waited for `LINGER_S`, or a caller waits for the store (`flush_now`). The
+caller gives the size of an object; an object of size 0 does not wait.
 
 Threading: none; the owner's lock is held around every call.
 """
@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import Final, Protocol
 
-LINGER_S: Final = 0.2  # how much later others see a lone small file
+LINGER_S: Final = 0.2  # how much later other clients see a lone small file
 SETTLE_S: Final = 0.02  # the commit that names an object follows so soon, as a rule
 MEMBERS_MAX: Final = 128  # of a group, as of a segment (`fsmeta/ops/data/packing`)
 
 
 class Coalescer(Protocol):
-    """Who stores small objects together; called by the threads that upload."""
+    """Stores small objects together; called by the threads that upload."""
 
-    def weigh(self, key: str) -> int:
+    def size_of(self, key: str) -> int:
         """How many bytes of a group this object is; 0 where it is to go alone."""
 
     def pack(self, keys: Sequence[str]) -> Collection[str]:
@@ -33,16 +33,16 @@ class Coalescer(Protocol):
 
 
 class NoCoalescing:
-    """Nobody packs."""
+    """No packing."""
 
-    def weigh(self, key: str) -> int:
+    def size_of(self, key: str) -> int:
         """See `Coalescer`."""
         del key
         return 0
 
     def pack(self, keys: Sequence[str]) -> Collection[str]:
         """See `Coalescer`."""
-        raise AssertionError(f"nobody was to pack {keys}")
+        raise AssertionError(f"no entry was to be packed: {keys}")
 
     def make_room(self) -> None:
         """See `Coalescer`."""
@@ -52,11 +52,11 @@ class SmallObjects:
     """Keys that wait, the oldest first."""
 
     def __init__(
-        self, clock: Callable[[], float], weigh: Callable[[str], int], room: int, wait: bool
+        self, clock: Callable[[], float], size_of: Callable[[str], int], room: int, wait: bool
     ) -> None:
         """A group weighs at most `room`. `wait`: hand nothing out before `begin`."""
         self._clock = clock
-        self._weigh = weigh
+        self._weigh = size_of
         self._room = room
         self._open = not wait
         self._since: OrderedDict[str, float] = OrderedDict()
@@ -96,7 +96,7 @@ class SmallObjects:
         if self._since.pop(key, None) is not None:
             self._weight -= self._weights.pop(key)
 
-    def hurry(self) -> None:
+    def flush_now(self) -> None:
         """Let none of them wait for others."""
         for key in self._since:
             self._since[key] = -inf

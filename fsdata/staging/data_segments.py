@@ -1,8 +1,8 @@
 """Objects on their way to the store: segment files of a journal, written one after the other.
 
-An object is at an offset of a segment and nothing in the segment says so: whoever put it remembers
-the place, and the log has it for after a crash. A segment is removed when none of its objects is
-wanted any more. Objects are uploaded oldest first, so room comes back in the same order.
+An object is at an offset of a segment and nothing in the segment says so: the writer remembers the
+place, and the log has it for after a crash. A segment is removed when none of its objects is wanted
+any more. Objects are uploaded oldest first, so room comes back in the same order.
 
 Some segments are kept to be written over, as databases do with their logs: the kernel needs ten
 times as long for bytes whose pages and blocks are new (docs/design/write-back-speed). What is left
@@ -18,9 +18,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from fsdata.objects.contract import Buffer
+from fsdata.resources.crc import crc32c
 from fsdata.staging.disk import StagingDisk
 from fsmeta.errors import ObjectDamaged
 from fsmeta.runtime import Runtime
@@ -33,7 +32,7 @@ SEGMENT_BYTES: Final = 64 << 20  # what one object that is not uploaded keeps on
 SPARE_BYTES_MAX: Final = 1 << 30  # of segments to be written over
 
 
-class Spot(NamedTuple):
+class SegmentSpot(NamedTuple):
     """Where an object is."""
 
     segment: int
@@ -50,8 +49,8 @@ class _Segment:
         self.room = room  # what its file has on the disk, from before
         self.live = 0  # objects in it, and reads of it
         self.dirty = False  # there is something that is not synced
-        self.failed = False  # a write was: nobody knows how much of its file there is
-        self.doubtful = False  # a sync was: the next may succeed, and what this one lost stay lost
+        self.failed = False  # a write has failed: it is not known how much of its file there is
+        self.doubtful = False  # a sync has failed: the next may succeed, and lost data stay lost
 
     @property
     def size(self) -> int:
@@ -64,7 +63,7 @@ class Staged:
 
     __slots__ = ("busy", "dropped", "packed", "refused", "spot", "unread_since", "weight")
 
-    def __init__(self, spot: Spot) -> None:
+    def __init__(self, spot: SegmentSpot) -> None:
         self.spot = spot
         self.weight = min(spot.length, BLOCK_BYTES_MAX)  # checksums of a full block not counted
         self.busy = False
@@ -86,13 +85,14 @@ class DataSegments:
         self._used = 0  # bytes of all segments, spare ones too
         self._spares: list[tuple[int, int]] = []  # segments to be written over, and their sizes
         self.spare_bytes = 0  # how much of that there may be
+        self.log_bytes = 0  # of the log beside the segments; set by the log's writer
         found = [int(name[len(PREFIX) :], 16) for name in disk.names() if name.startswith(PREFIX)]
-        self._found = found  # from before: nobody knows yet what is wanted of them
+        self._found = found  # from before: it is not known yet what is wanted of them
         self._next = max(found, default=0) + 1
 
     def used(self) -> int:
-        """Bytes of all segments."""
-        return self._used
+        """Bytes of all segments, and of the log."""
+        return self._used + self.log_bytes
 
     def _spare(self) -> int:
         return sum(size for _, size in self._spares)
@@ -103,7 +103,7 @@ class DataSegments:
         segment.length = max(segment.length, length)
         self._used += segment.size - before
 
-    def put(self, pieces: Sequence[Buffer]) -> Spot:
+    def put(self, pieces: Sequence[Buffer]) -> SegmentSpot:
         """Write an object. Raises: OSError; then there is nothing of it."""
         size = sum(map(len, pieces))
         with self._lock:
@@ -123,8 +123,8 @@ class DataSegments:
             self._abandon(number)
             raise
         with self._lock:
-            segment.dirty = True  # not before: who syncs meanwhile does not sync this
-        return Spot(number, offset, size, crc)
+            segment.dirty = True  # not before: a sync meanwhile does not cover this
+        return SegmentSpot(number, offset, size, crc)
 
     def _begin(self) -> _Segment:
         """The next segment, in a new file or over an old one. The caller holds the lock."""
@@ -149,13 +149,13 @@ class DataSegments:
                 self._active = 0
         self.release(number)
 
-    def adopt(self, spot: Spot) -> None:
+    def adopt(self, spot: SegmentSpot) -> None:
         """An object that an earlier process has put."""
         with self._lock:
             segment = self._segments.setdefault(spot.segment, _Segment())
             segment.live += 1
             self._reach(segment, spot.offset + spot.length)
-            segment.dirty = spot.segment in self._found  # nobody knows what that process has synced
+            segment.dirty = spot.segment in self._found  # what that process synced is unknown
 
     def sweep(self) -> None:
         """All that is wanted is adopted: remove segments from before of which nothing is."""
@@ -165,7 +165,7 @@ class DataSegments:
                 self._segments.setdefault(number, _Segment())
                 self._retire(number)
 
-    def read(self, spot: Spot) -> bytes:
+    def read(self, spot: SegmentSpot) -> bytes:
         """A whole object, which is what was put.
 
         Raises: ObjectDamaged where it is lost; OSError where it may be read later.
@@ -178,12 +178,12 @@ class DataSegments:
             raise ObjectDamaged(f"staged at {spot.offset} of {_name(spot.segment)}: other bytes")
         return data
 
-    def read_range(self, spot: Spot, begin: int, end: int) -> bytes:
+    def read_range(self, spot: SegmentSpot, begin: int, end: int) -> bytes:
         """Bytes `begin..end` of an object. Raises: OSError."""
         end = min(end, spot.length)
         return self._disk.read(_name(spot.segment), spot.offset + begin, max(0, end - begin))
 
-    def pin(self, spot: Spot) -> None:
+    def pin(self, spot: SegmentSpot) -> None:
         """Keep a segment while it is read."""
         with self._lock:
             self._segments[spot.segment].live += 1
@@ -196,7 +196,7 @@ class DataSegments:
                 self._retire(number)
 
     def _retire(self, number: int) -> None:
-        """Remove or keep a segment that nobody writes to or wants. The caller holds the lock.
+        """Remove or keep a segment that is neither written nor wanted. The caller holds the lock.
 
         One from before stays until `sweep`: what was adopted may be uploaded before the rest of it
         is.

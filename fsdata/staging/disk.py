@@ -1,10 +1,10 @@
-"""The directory that a journal lies in: files that are written at offsets, synced, and removed.
+"""The directory of a journal: files that are written at offsets, synced, and removed.
 
 A bounded number of files stays open, however many there are. A file that was written since its last
 sync is not closed: the kernel could forget that writing it out has failed.
 
 Threading: any method from any thread; a file has one writer at an offset. `_long` is held while
-much is written, which the kernel would let one thread do at a time, too, and others spin for it.
+much is written: the kernel lets one thread at a time do that, too, and the waiting threads spin.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class DirectoryDisk:
     def sync(self, name: str) -> None:
         self._runtime.will_wait()
         with self._opened(name) as file:
-            file.dirty = False  # before: who writes meanwhile is not synced
+            file.dirty = False  # before: a write meanwhile is not synced
             os.fdatasync(file.fd)
         if name not in self._entered:
             self.sync_names()

@@ -1,8 +1,9 @@
 """The log of a journal: entries one behind the other, each with its length and CRC.
 
-Entries are put in order under the caller's lock (`append`) and written by whoever comes first
-(`flush`): many go in one write, and one fsync does for many. A file is removed when all its entries
-are published. Every file begins with a header that says whose journal it is.
+Entries are put in order under the caller's lock (`append`) and written by the first thread that
+calls `flush`: many go in one write, and one fsync does for many. A file is removed when all its
+entries are published, in a long log also one between others: an entry that can't be published keeps
+its own. Every file begins with a header that names the journal.
 
 What a crash leaves is read up to the first entry that is not whole: what comes behind was never
 acknowledged, or the disk is damaged.
@@ -15,12 +16,14 @@ from __future__ import annotations
 import errno
 import logging
 import struct
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
-from crc32c import crc32c
 
+from fsdata.resources.crc import crc32c
 from fsdata.staging import data_segments
 from fsdata.staging.disk import StagingDisk
 from fsmeta.errors import StoreError
@@ -29,9 +32,10 @@ from fsmeta.runtime import Runtime
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "log-"
-ASIDE: Final = "aside-"  # how files begin of a journal that is not taken up
+ASIDE: Final = "aside-"  # prefix of the files of a journal that is not taken up
 VERSION: Final = 1
 FILE_BYTES: Final = 4 << 20  # 20,000 entries; a file goes when the last of them is published
+LONG_FILES: Final = 8  # of a log in which files between others are worth a look
 KEPT: Final = 1 << 62  # "where the last file ends" while that is an earlier process's
 ENTRY_BYTES_MAX: Final = 16 << 20  # longer is damage
 MAGIC: Final = b"SfJe"
@@ -94,6 +98,7 @@ class Journal:
         # Files that a sync failed for: the next may succeed, and what this one lost stay lost.
         self._doubtful: set[str] = set()
         self._has_removed = False  # files, since the names were synced; guarded by _syncing
+        self._looked = ""  # the last file when `trim_between` was last called
 
     def keep(self, found: FoundRecord, last: int) -> None:
         """Go on behind what an earlier process left, whose last entry was `last` at most.
@@ -105,14 +110,14 @@ class Journal:
         for name in [name for name in names if int(name[len(PREFIX) :], 16) > last]:
             self._disk.remove(name)
             names.remove(name)
-        self._has_removed = True  # nobody knows what that process has synced of its removals
+        self._has_removed = True  # which of its removals that process synced is unknown
         self._files = [(name, last) for name in names]
-        self._unsynced = set(names)  # nobody knows what that process has synced
+        self._unsynced = set(names)  # what that process synced is unknown
         self._appended = self._written = int(bool(names))
         self._offset = KEPT
 
     def append(self, sequence: int, payload: bytes) -> int:
-        """Put an entry behind all others; the position to flush to."""
+        """Put an entry behind all earlier ones; the position to flush to."""
         with self._lock:
             self._queue.append((sequence, _record(payload)))
             self._appended += 1
@@ -210,6 +215,30 @@ class Journal:
             while len(self._files) > 1 and self._files[0][1] < first_waiting:
                 self._has_removed = True
                 self._disk.remove(self._files.pop(0)[0])
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of the disk it takes: full files, and what the last one has."""
+        files, offset = len(self._files), self._offset
+        return (files - 1) * FILE_BYTES + min(offset, FILE_BYTES) if files else 0
+
+    def is_long(self) -> bool:
+        """Whether `trim_between` may gain something; once for each file that is begun."""
+        files = self._files
+        return len(files) > LONG_FILES and files[-1][0] != self._looked
+
+    def trim_between(self, waiting: Sequence[int], upto: int) -> None:
+        """Of the entries up to `upto` those in `waiting`, ascending, are not published: remove the
+        files that hold others only."""
+        with self._syncing, self._writing:
+            self._looked = self._files[-1][0]
+            firsts = [int(name[len(PREFIX) :], 16) for name, _ in self._files]
+            for file, first, end in zip([*self._files], firsts, firsts[1:], strict=False):
+                waits = bisect_left(waiting, first) < bisect_left(waiting, end)
+                if not waits and end <= upto + 1:
+                    self._has_removed = True
+                    self._disk.remove(file[0])
+                    self._files.remove(file)
 
     def forget(self, first_waiting: int) -> None:
         """What is queued below this sequence is published: it need not be written any more.

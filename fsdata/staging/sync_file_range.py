@@ -1,8 +1,8 @@
 """Having the kernel begin to write a file's pages to its disk, without waiting for that.
 
-A page that a program has written stays in memory for seconds, or until somebody wants it on the
-disk. `DirectoryDisk` says so at once: then the disk works while the next bytes come, and fsync(2)
-finds most of it done. Python has no sync_file_range(2).
+A page that a program has written stays in memory for seconds, or until a program syncs it.
+`DirectoryDisk` asks for the write at once: then the disk works while the next bytes come, and
+fsync(2) finds most of it done. Python has no sync_file_range(2).
 
 Nothing is promised by it: what fails here is reported by fdatasync(2) of the same descriptor, and
 where there is no such call the bytes just go later.
@@ -35,7 +35,7 @@ _SYNC_FILE_RANGE: Final = _find()
 def begin_write_out(fd: int, begin: int, end: int) -> None:
     """Have the whole pages of `begin..end` on their way; the last one is not whole, as a rule.
 
-    Who appends would have to wait for a page that is being written on disks with checksums.
+    On disks with checksums an append would have to wait for a page that is being written.
     """
     begin -= begin % mmap.PAGESIZE
     end -= end % mmap.PAGESIZE

@@ -1,11 +1,11 @@
 """Which of a journal's objects go to the store next, and which threads take them there.
 
-`StagedObjects` owns one, and shares its lock with it. The oldest goes first; small ones go together
+`StagedUploads` owns one, and shares its lock with it. The oldest goes first; small ones go together
 (`staging/coalesce`); what is in flight is bounded in bytes. What the store has refused is offered
 again now and then, a few at a time, and nothing else waits for that (docs/design/write-back). A
-thread is woken for something that it can do: of those without work one keeps the time at which
-something is due, the others follow when they are called. Who has taken a job calls the next one,
-where there is something for him.
+thread is woken only if there is work for it: one of the idle threads waits for the time at which
+the next job is due, the rest until they are woken. A thread that has taken a job wakes the next
+one, if there is more work.
 
 Threading: the owner's lock is held around every call but `next` and `join`.
 """
@@ -92,11 +92,11 @@ class UploadScheduler:
         self._followers = runtime.condition(lock)
         self._timer = runtime.condition(lock)
         self._queue: OrderedDict[str, None] = OrderedDict()  # guarded by _lock, as all below
-        self._refused: OrderedDict[str, None] = OrderedDict()  # who has waited longest first
+        self._refused: OrderedDict[str, None] = OrderedDict()  # the longest wait first
         self._again = 0  # of those, in flight
         self._fresh_pace = UploadPace(runtime.monotonic, THREADS)
         self._again_pace = UploadPace(runtime.monotonic, 0)
-        self.small = SmallObjects(runtime.monotonic, NoCoalescing().weigh, 0, wait=False)
+        self.small = SmallObjects(runtime.monotonic, NoCoalescing().size_of, 0, wait=False)
         self._timed_until = inf  # a thread waits for this moment, at which something is due
         self._idle = 0  # threads that wait to be called
         self._flying = 0  # bytes
@@ -117,7 +117,7 @@ class UploadScheduler:
             self._call()
 
     def wait_again(self, key: str, since: float | None) -> None:
-        """An object did not go with the others: it waits for company as before.
+        """An object did not go with the others: it waits for other small objects as before.
 
         If not for too long: then it is the first to go, and alone.
         """
@@ -151,7 +151,7 @@ class UploadScheduler:
         self._land(*uploads)
 
     def _land(self, *uploads: Staged) -> None:
-        """There may be room for others."""
+        """There may be room for further objects."""
         for staged in uploads:
             self._flying -= staged.weight
             staged.busy = False
@@ -162,9 +162,9 @@ class UploadScheduler:
         """Whether the store did not take something that it is to be offered again."""
         return bool(self._refused) or self._again > 0
 
-    def hurry(self) -> None:
-        """What is here does not wait for company."""
-        self.small.hurry()
+    def flush_now(self) -> None:
+        """Small objects do not wait for each other."""
+        self.small.flush_now()
         self._call()
 
     def begin(self) -> None:
@@ -183,7 +183,7 @@ class UploadScheduler:
         for thread in self._threads:
             thread.join()
 
-    # --- who does it -----------------------------------------------------------------------------
+    # --- threads that do it ----------------------------------------------------------------------
 
     def _call(self) -> None:
         """Have a thread look at what there is, if there is something for it."""
@@ -242,7 +242,7 @@ class UploadScheduler:
         """What is to go next, if it may go now."""
         again, now = next(iter(self._refused), None), self._runtime.monotonic()
         if again is not None and self._may_try_again() and self._again_pace.due() <= now:
-            return again if self._may_fly(self._staged[again].weight) else None
+            return again if self._may_start(self._staged[again].weight) else None
         return self._first_fresh() if self._fresh_pace.due() <= now else None
 
     def _may_try_again(self) -> bool:
@@ -259,10 +259,10 @@ class UploadScheduler:
             large, small = next(reversed(self._queue)), None
         staged = self._staged
         if small is not None and (large is None or staged[small].spot < staged[large].spot):
-            return small if self._may_fly(BLOCK_BYTES_MAX) else None
-        return large if large is not None and self._may_fly(staged[large].weight) else None
+            return small if self._may_start(BLOCK_BYTES_MAX) else None
+        return large if large is not None and self._may_start(staged[large].weight) else None
 
-    def _may_fly(self, size: int) -> bool:
+    def _may_start(self, size: int) -> bool:
         return not self._flying or self._flying + size <= self._flight_max
 
     def _due(self) -> float:

@@ -31,7 +31,7 @@ _DISCARD_BATCH: Final = 100  # inodes a commit
 T = TypeVar("T")
 
 
-class Tree(Protocol):
+class CloneTree(Protocol):
     """What clones are made from and in: `Meta`, or `Published` on a mount that writes back."""
 
     @property
@@ -61,7 +61,7 @@ class CloneBuilder:
 
     def __init__(
         self,
-        meta: Tree,
+        meta: CloneTree,
         caller: Caller,
         preserve: bool,
         stopped: Callable[[], bool],
@@ -162,7 +162,7 @@ class CloneBuilder:
         self._meta.run(clone.settle, self._caller, self.building, child.ino, attr)
 
 
-def pages(meta: Tree, directory: Ino) -> Iterator[list[Dentry]]:
+def pages(meta: CloneTree, directory: Ino) -> Iterator[list[Dentry]]:
     """The names of a directory, none twice."""
     cursor: bytes | None = b""
     seen: set[bytes] = set()
@@ -180,10 +180,12 @@ def abandoned(meta: Meta) -> list[Building]:
     return meta.run(clone.abandoned, ROOT_CALLER, alive)
 
 
-def discard(meta: Tree, building: Building, enough: Callable[[], bool] = lambda: False) -> bool:
+def discard(
+    meta: CloneTree, building: Building, enough: Callable[[], bool] = lambda: False
+) -> bool:
     """Remove a clone that will not be seen; False where there was `enough` to do for now.
 
-    Raises: ECANCELED where others do, StoreError.
+    Raises: ECANCELED where another client does, StoreError.
     """
     assert meta.session is not None
     building = meta.run(clone.take_over, ROOT_CALLER, building, meta.session.id)
@@ -214,7 +216,7 @@ class _Emptied:
         self.gone = 0  # names that have gone in this pass
         self._cursor: bytes | None = b""  # None: the pass is over
 
-    def fill(self, meta: Tree) -> bool:
+    def fill(self, meta: CloneTree) -> bool:
         """Read a page with names; False after a pass by which none went."""
         while True:
             if self._cursor is None:

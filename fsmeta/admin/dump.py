@@ -27,7 +27,8 @@ from fsmeta.rules import settings as volume
 from fsmeta.rules.settings import VolumeFormat
 from fsmeta.schema import keys as schema
 from fsmeta.schema.locks import GRANT_PREFIX, LOCK_PREFIX
-from fsmeta.store.contract import DELETE, DELETE_ROW, PUT, Commit, Record, Store, Write
+from fsmeta.store.contract import Commit, Record, Store
+from fsmeta.store.writes import Delete, DeleteRow, Put, Write
 from fsmeta.types import is_name
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Sink(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
 
-class Source(Protocol):
+class DumpSource(Protocol):
     """Where one comes from; as a binary file."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -78,7 +79,7 @@ Progress = Callable[[Counted], object]
 
 
 def _ignore(_counted: Counted) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def dump(store: Store, sink: Sink, progress: Progress = _ignore) -> Counted:
     settings = volume.require(value)
     inodes = records = 0
     writer = _Writer(sink)
-    writer.block(_pack({"version": schema.METADATA_VERSION, "name": settings.name}))
+    writer.block(_pack({"version": settings.version, "name": settings.name}))
     with store.everything() as everything:
         for batch in _batches(everything):
             writer.block(_pack(list(itertools.chain.from_iterable(batch))))
@@ -152,7 +153,7 @@ def _pack(thing: object) -> bytes:
 class Dump:
     """A dump that is being read. Raises: ConfigError wherever it is not what `dump` has written."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: DumpSource) -> None:
         if source.read(len(MAGIC)) != MAGIC:
             raise ConfigError("this is not a dump of SliceFS metadata")
         self._source = source
@@ -162,7 +163,7 @@ class Dump:
         self.head = self._block()
         version = self.head.get("version") if isinstance(self.head, dict) else None
         if not isinstance(version, int):
-            raise ConfigError("the dump is damaged: its head says no version")
+            raise ConfigError("the dump is damaged: its head has no version")
         if version > schema.METADATA_VERSION:
             raise ConfigError(
                 f"the dump has metadata version {version}, this slicefs knows up to "
@@ -215,7 +216,7 @@ class Dump:
 # --- loading -------------------------------------------------------------------------------------
 
 
-def load(store: Store, source: Source, progress: Progress = _ignore) -> VolumeFormat:
+def load(store: Store, source: DumpSource, progress: Progress = _ignore) -> VolumeFormat:
     """Make the volume that was dumped in `store`, which is empty; its settings come last.
 
     Raises: ConfigError where the store is not empty or the dump is damaged; StoreError.
@@ -230,7 +231,7 @@ def load(store: Store, source: Source, progress: Progress = _ignore) -> VolumeFo
             if (row, field) == (schema.FORMAT, schema.FORMAT_FIELD):
                 settings = value
             else:
-                writes.append((PUT, row, field, _moved(row, field, value)))
+                writes.append(Put(row, field, _moved(row, field, value)))
         _write(store, writes)
         count += len(batch)
         inodes += sum(field == schema.ATTR_FIELD for _, field, _ in batch)
@@ -245,13 +246,13 @@ def load(store: Store, source: Source, progress: Progress = _ignore) -> VolumeFo
         )
     if not settings:
         raise ConfigError("the dump is damaged: it has no settings")
-    begun: Write = (DELETE, schema.FORMAT, _LOADING)
-    _write(store, [(PUT, schema.FORMAT, schema.FORMAT_FIELD, settings), begun])
+    begun: Write = Delete(schema.FORMAT, _LOADING)
+    _write(store, [Put(schema.FORMAT, schema.FORMAT_FIELD, settings), begun])
     store.sync()
     return volume.unpack_format(settings)
 
 
-def verify(store: Store, source: Source, progress: Progress = _ignore) -> list[str]:
+def verify(store: Store, source: DumpSource, progress: Progress = _ignore) -> list[str]:
     """What is in `store` otherwise than in the dump it was just loaded from; at most a hundred."""
     problems: list[str] = []
     inodes = count = 0
@@ -295,6 +296,6 @@ def _prepare(store: Store) -> None:
         page = store.scan_rows(b"", cursor)
         if page.rows and loading is None:
             raise ConfigError("the database is not empty: choose another one")
-        _write(store, [(DELETE_ROW, row) for row in page.rows if row != schema.FORMAT])
+        _write(store, [DeleteRow(row) for row in page.rows if row != schema.FORMAT])
         cursor = page.cursor
-    _write(store, [(PUT, schema.FORMAT, _LOADING, b"1")])
+    _write(store, [Put(schema.FORMAT, _LOADING, b"1")])

@@ -13,7 +13,8 @@ from fsmeta.rules.settings import VolumeFormat, require
 from fsmeta.schema import keys
 from fsmeta.schema.journal import JOURNAL_PREFIX
 from fsmeta.schema.locks import GRANT_PREFIX, LOCK_PREFIX
-from fsmeta.store.contract import DELETE_ROW, Commit, Store
+from fsmeta.store.contract import Commit, Store
+from fsmeta.store.writes import DeleteRow
 from fsmeta.types import SliceId
 
 _OPS: Final = 1000  # rows in one commit, as in a load; takes Redis 3 ms
@@ -28,7 +29,7 @@ _LONG: Final = frozenset(
         GRANT_PREFIX,
     }
 )
-_TABLES: Final = frozenset(b"SECUFOXKTRPZGYQqM")
+_TABLES: Final = frozenset(b"SECUFOXKTRPZGYQqMa")
 _LONG_BYTES: Final = 9  # a letter and an id of 8 bytes
 _ACL_BYTES: Final = 5  # a letter and an id of 4 bytes
 _INOS_LOADED: Final = 1 << 32  # `load` skips so many inode numbers
@@ -92,4 +93,4 @@ def erase_settings(store: Store) -> None:
 
 
 def _delete(store: Store, rows: list[bytes]) -> None:
-    store.commit(Commit(None, b"", 0, (), (), [(DELETE_ROW, row) for row in rows]))
+    store.commit(Commit(None, b"", 0, (), (), [DeleteRow(row) for row in rows]))

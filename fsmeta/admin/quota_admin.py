@@ -1,7 +1,7 @@
 """Quotas, as `slicefs quota` and tests set them: accounting on and off, limits, recounts.
 
-Each step is a commit of its own and may be done twice, so whoever was killed begins again and goes
-on, and two at once do no harm. docs/design/locks-permissions-quotas says why this is exact.
+Each step is a commit of its own and may be done twice, so a command that was killed can be run
+again, and two at once do no harm. docs/design/locks-permissions-quotas says why this is exact.
 
 Threading: from any thread; nothing is kept but the `Meta`.
 """
@@ -21,12 +21,13 @@ from fsmeta.rules import quota, settings as volume
 from fsmeta.rules.context import get_stable
 from fsmeta.rules.settings import ARMED, COUNTING, OFF, ON, VolumeFormat
 from fsmeta.schema import inode, keys
-from fsmeta.store.contract import BESIDE, COMMIT_OPS_ENOUGH, Page, RowPage, Store
+from fsmeta.store.contract import COMMIT_OPS_ENOUGH, Page, RowPage, Store
+from fsmeta.store.writes import BESIDE
 from fsmeta.txn.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Ino, SessionId, SpaceUsage
 
-BATCH: Final = 100  # inodes that are taken together, unless others change them all the time
-Progress = Callable[[int], None]  # told how many inodes have been counted so far
+BATCH: Final = 100  # inodes that are taken together, unless clients change them all the time
+Progress = Callable[[int], None]  # gets the number of inodes counted so far
 
 
 class Quota(NamedTuple):
@@ -102,7 +103,7 @@ def has_limits(meta: Meta) -> bool:
 
 def _set_limits(txn: Txn, node: bytes, limits: QuotaLimits) -> None:
     if volume.load_format(txn).accounting != ON:
-        raise ConfigError("somebody else has ended accounting: run the command again")
+        raise ConfigError("another command has turned accounting off: run this one again")
     if node[:1] == quota.DIR:
         _require_dir(txn, Ino(keys.id_of(node)))
     fields = quota.node_fields(node)[2:]
@@ -127,9 +128,9 @@ def _require_dir(txn: Txn, ino: Ino) -> None:
     try:
         stable = get_stable(txn, ino)
     except OSError as error:
-        raise ConfigError("the directory has been removed meanwhile") from error
+        raise ConfigError("the directory was removed during the command") from error
     if stable.parent == NO_PARENT and ino != ROOT_INO:
-        raise ConfigError("the directory has been removed meanwhile")
+        raise ConfigError("the directory was removed during the command")
 
 
 def _drop_limits(txn: Txn, node: bytes) -> bool:
@@ -191,7 +192,7 @@ def start(meta: Meta, progress: Progress | None = None) -> None:
             _forget_counters(meta)
             change_settings(meta, _arm)
         elif settings.accounting == ARMED:
-            publish(meta)  # who was killed may not have told all
+            publish(meta)  # a command that was killed may not have reached all clients
             change_settings(meta, lambda now: _advance(now, ARMED, COUNTING))
         else:
             publish(meta)
@@ -229,7 +230,7 @@ def _finish(txn: Txn, epoch: int) -> None:
 
 
 def stop(meta: Meta) -> None:
-    """End accounting, unless somebody has set a quota meanwhile."""
+    """End accounting, unless another command has set a quota meanwhile."""
     try:
         change_settings(meta, lambda now: now._replace(accounting=OFF), unless=keys.LIMITED)
     except OSError as error:
@@ -246,7 +247,7 @@ def recount(meta: Meta, progress: Progress | None = None) -> None:
 
 
 def _forget_counters(meta: Meta) -> None:
-    """Delete all counters but no limits. Nobody charges any more once all sessions know it."""
+    """Delete all counters but no limits. No client charges once all sessions know of it."""
     publish(meta)
     cursor: bytes | None = b""
     while cursor is not None:
@@ -284,7 +285,7 @@ def _take_all(meta: Meta, epoch: int, inos: Sequence[Ino]) -> bool:
 
         def verb(txn: Txn, inos: Sequence[Ino] = inos) -> int:
             nonlocal attempts
-            at_most = max(1, len(inos) >> attempts)  # the fewer, the fewer others change meanwhile
+            at_most = max(1, len(inos) >> attempts)  # the fewer, the fewer change meanwhile
             attempts += 1
             return quota_scan.take(txn, epoch, inos[:at_most])
 

@@ -1,9 +1,8 @@
-"""`slicefs quota check`: count what lies under each limit, and compare; streaming.
+"""`slicefs quota check`: count what is under each limit, and compare; streaming.
 
-One pass over all inodes, which keeps a sum for each node that has a limit, remembers where the
-directories seen last are, and of each inode one bit, for a scan may show it twice. The volume may
-be in use: a counter that moved during the pass is not judged. Counters without a limit are `fsck`'s
-to compare.
+One pass over all inodes keeps a sum for each node that has a limit, the places of the directories
+seen last, and one bit for each inode, since a scan may show it twice. The volume may be in use: a
+counter that moved during the pass is not compared. `fsck` compares counters without a limit.
 
 Threading: functions only.
 """
@@ -19,7 +18,7 @@ from fsmeta.admin.quota_admin import Quota
 from fsmeta.meta.meta import Meta
 from fsmeta.rules import quota
 from fsmeta.schema import inode, keys
-from fsmeta.schema.snapshot_inos import is_sealed
+from fsmeta.schema.snapshot_inos import is_snapshot_ino
 from fsmeta.types import NO_PARENT, ROOT_CALLER, ROOT_INO, Attr, Ino, SpaceUsage
 
 DIRS_MAX: Final = 100_000  # directories whose limited nodes are remembered; about 30 MB
@@ -39,10 +38,10 @@ class Judged(NamedTuple):
         return self.counted is not None and self.counted != self.quota.used
 
 
-def survey(meta: Meta, progress: Callable[[int], None] | None = None) -> list[Judged]:
+def find_differences(meta: Meta, progress: Callable[[int], None] | None = None) -> list[Judged]:
     """Count below every limit. Raises: ESTALE, Corrupt where the tree itself is broken."""
     before = {each.node: each for each in quota_admin.list_quotas(meta)}
-    counter = _Counter(meta, set(before))
+    counter = _NodeSums(meta, set(before))
     for seen in counter.walk():
         if progress is not None:
             progress(seen)
@@ -72,7 +71,7 @@ class _Bits:
         return new
 
 
-class _Counter:
+class _NodeSums:
     """Sums by limited node."""
 
     def __init__(self, meta: Meta, limited: set[bytes]) -> None:
@@ -95,7 +94,7 @@ class _Counter:
             yield seen
 
     def _add(self, attr: Attr, home: Ino) -> None:
-        if not attr.nlink or is_sealed(attr.ino):
+        if not attr.nlink or is_snapshot_ino(attr.ino):
             return
         nodes = [n for n in quota.owners(attr.uid, attr.gid) if n in self._limited]
         place = attr.parent or home
@@ -110,7 +109,7 @@ class _Counter:
         seen: set[Ino] = set()
         while directory not in self._above:
             if directory in seen:
-                raise keys.corrupt(directory, keys.ATTR_FIELD, "directories nest without end")
+                raise keys.corrupt(directory, keys.ATTR_FIELD, "directories form a loop")
             seen.add(directory)
             way.append(directory)
             directory = self._meta.getattr(ROOT_CALLER, directory).parent or ROOT_INO

@@ -1,10 +1,10 @@
 """Taking and deleting snapshots, over the verbs of `ops.snapshot` and `ops.clone`.
 
-A snapshot is a sealed clone that was compared with its source once it was whole. What each inode
-was when it was copied, and still is when it is compared, it was all the time in between; so if
-nothing differs, the snapshot shows the tree as it was at the one moment between copying and
-comparing. Every change of an inode or of its names moves ctime, so both readings are enough to
-tell. What differs is counted, and the count is kept.
+A snapshot is a sealed clone that is compared with its source once it is whole. An inode that is the
+same when it is copied and when it is compared was the same all the time in between. So if nothing
+differs, the snapshot shows the tree as it was at the one moment between copying and comparing.
+Every change of an inode or of its names moves ctime, so the two readings are enough. Inodes that
+differ are counted, and the count is kept.
 
 Called by `fsclient.control.clone_jobs`, by the VFS and by tests. Memory: as `clones`.
 Threading: one thread for each snapshot.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from fsmeta.admin.clones import CloneBuilder, Tree, pages
+from fsmeta.admin.clones import CloneBuilder, CloneTree, pages
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.trees import snapshot as verbs
 from fsmeta.schema import keys as schema
@@ -33,7 +33,11 @@ class Taker:
     """Takes one snapshot in the name of `caller`."""
 
     def __init__(
-        self, meta: Tree, caller: Caller, now_ns: Callable[[], int], stopped: Callable[[], bool]
+        self,
+        meta: CloneTree,
+        caller: Caller,
+        now_ns: Callable[[], int],
+        stopped: Callable[[], bool],
     ) -> None:
         self._meta = meta
         self._caller = caller
@@ -62,7 +66,7 @@ class Taker:
         return made
 
 
-def _changes(meta: Tree, source: Ino, root: Ino) -> Iterator[int]:
+def _changes(meta: CloneTree, source: Ino, root: Ino) -> Iterator[int]:
     """How many inodes are not what their copies say, in parts."""
     yield _differing(meta, [(source, root)])
     waiting = deque([(source, root)])
@@ -76,7 +80,9 @@ def _changes(meta: Tree, source: Ino, root: Ino) -> Iterator[int]:
                 waiting += [(ino, copy) for ino, copy, kind in pairs if kind is FileType.DIR]
 
 
-def _pairs(meta: Tree, directory: Ino, copied: list[Dentry]) -> list[tuple[Ino, Ino, FileType]]:
+def _pairs(
+    meta: CloneTree, directory: Ino, copied: list[Dentry]
+) -> list[tuple[Ino, Ino, FileType]]:
     """What names of a snapshot lead to in `directory`, where they still lead to the like."""
     row = schema.dir_row(directory)
     keys = [(row, each.name) for each in copied]
@@ -90,7 +96,7 @@ def _pairs(meta: Tree, directory: Ino, copied: list[Dentry]) -> list[tuple[Ino, 
     return found
 
 
-def _differing(meta: Tree, pairs: list[tuple[Ino, Ino]]) -> int:
+def _differing(meta: CloneTree, pairs: list[tuple[Ino, Ino]]) -> int:
     """How many inodes are not what their copies say."""
     rows = [schema.inode_row(ino) for pair in pairs for ino in pair]
     if not rows:
@@ -113,6 +119,6 @@ def snapshot_of(meta: Meta, root: Ino) -> Snapshot | None:
     return meta.transactor.view(partial(verbs.one, root=root))
 
 
-def remove(meta: Meta, caller: Caller, shelf: Ino, name: bytes) -> None:
+def remove(meta: Meta, caller: Caller, snapshot_dir: Ino, name: bytes) -> None:
     """A snapshot is gone; what it holds is freed by the leader. Raises: EPERM, ENOENT."""
-    meta.run(verbs.withdraw, caller, source_of(shelf), name)
+    meta.run(verbs.withdraw, caller, source_of(snapshot_dir), name)

@@ -56,9 +56,10 @@ def expiring(meta: Meta, hour: Ino) -> Iterator[int]:
 
 
 def forget(meta: Meta, hour: Ino, noted: bytes) -> bool:
-    """An hour is empty, and nobody puts anything there: whether it is not listed any more.
+    """Take an empty hour from the list of hours; False where it is not empty.
 
-    Who says so has seen `noted` for FORGET_S, by a clock that does not jump.
+    The caller has seen `noted` unchanged for FORGET_S, by a clock that does not jump: so no client
+    puts anything there.
     """
     try:
         return meta.run(trash.forget_hour, ROOT_CALLER, hour, noted)

@@ -1,7 +1,7 @@
-"""What a check has seen of a volume: tables in bounded memory, and how they are asked.
+"""What a check has seen of a volume: tables in bounded memory, and the queries on them.
 
-`check` fills them, its parts judge them, `repair` works by them. Memory is SQLite's cache, whatever
-the volume holds (docs/design/deletion-gc-repair). One thread.
+`check` fills them, its parts evaluate them, `repair` works by them. Memory is SQLite's cache,
+whatever the volume holds (docs/design/deletion-gc-repair). One thread.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from fsmeta.check.kept_table import KeptAt, KeptTable
 from fsmeta.check.spill_table import CACHE_BYTES, ID_MAX, SpillTable
 from fsmeta.schema.snapshot_inos import SEALED_INO, SHELVES
 from fsmeta.types import SPACE_UNIT_BYTES, Attr, FileType, Ino, SliceId
@@ -38,6 +39,8 @@ CREATE TABLE tree(ino INTEGER PRIMARY KEY, parent, depth);  -- directories that 
 CREATE TABLE total(ino INTEGER PRIMARY KEY, units, inodes);  -- of what counts below one
 CREATE TABLE book(field BLOB PRIMARY KEY, stored, sum) WITHOUT ROWID;  -- counters of quotas
 CREATE TABLE listed(node BLOB PRIMARY KEY) WITHOUT ROWID;  -- nodes with limits
+CREATE TABLE below(ino INTEGER PRIMARY KEY);  -- of a check by path: what it begins at, directories
+CREATE TABLE queue(ino INTEGER PRIMARY KEY);  -- directories that it has not read yet
 CREATE TABLE problem(number INTEGER PRIMARY KEY, ino, what, UNIQUE(ino, what));
 CREATE TABLE remedy(number INTEGER PRIMARY KEY, stage, row, field, value, said,
                     UNIQUE(row, field));
@@ -93,8 +96,12 @@ class Remedy(NamedTuple):
 class Findings:
     """The tables."""
 
-    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
-        self.spill = SpillTable(_SCRIPT, cache_bytes)
+    def __init__(self, cache_bytes: int = CACHE_BYTES, kept: KeptAt | None = None) -> None:
+        """Raises: ConfigError where `kept` is of something else."""
+        if kept is None:
+            self.spill = SpillTable(_SCRIPT, cache_bytes)
+        else:
+            self.spill = KeptTable(_SCRIPT, kept, cache_bytes)
         self.epoch = 0  # marks that count
         self.unreadable = 0  # records that don't decode and may lead to what seems lost
 
@@ -230,7 +237,7 @@ class Findings:
 
     def highest_supplied(self, table: str = "inode") -> int:
         """The largest number from the supply that is in an inode's, of those in `inode` or with a
-        `problem`: what can't be read is somebody's, too. Shelves and the trash have none."""
+        `problem`: an unreadable inode has one, too. Shelves and the trash have none."""
         query = f"SELECT COALESCE(MAX({_SUPPLIED}), 0) FROM {table} WHERE ino < ?"
         return self._number(query, SEALED_INO, SEALED_INO, SHELVES)
 

@@ -1,7 +1,7 @@
-"""The part of `check` that judges locks: the invariants of `schema/locks`.
+"""The part of `check` for locks: the invariants of `schema/locks`.
 
 A volume in use may show a session that is being ended, or a note of a place that has just been
-given up: as everywhere in `check`, only of a volume at rest is everything said here a fault.
+given up: as everywhere in `check`, a report is a fault only if the volume is at rest.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _check_kind(
     if not locks.is_sound(held):
         report(ino, f"has {kind.name} locks that can't be held at once: {held}")
     if locks.handed_over(held, queue)[2]:
-        report(ino, f"has {kind.name} locks that somebody waits for without need: {queue}")
+        report(ino, f"has {kind.name} locks with waiters that need not wait: {queue}")
     concerned = {lock.owner.session for lock in held}
     concerned |= {wait.lock.owner.session for wait in queue}
     for session in concerned - sessions:

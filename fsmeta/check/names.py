@@ -1,18 +1,19 @@
 """The part of `check` that compares inodes with names: links, parents, orphans, the tree.
 
-Inodes and all that is said of them are read side by side, in order. Nothing is looked up but what
-lies above a directory.
+Inodes and all notes about them are read side by side, in order. Only the directories above a
+directory are looked up.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 from fsmeta.check.findings import Findings, Known, Stage
 from fsmeta.check.spill_table import Groups, Row
 from fsmeta.schema import keys
-from fsmeta.schema.snapshot_inos import SHELVES, is_shelf
+from fsmeta.schema.snapshot_inos import SHELVES, is_snapshot_dir
 from fsmeta.schema.trash import TRASH_INO, is_trash
 from fsmeta.types import NO_PARENT, ROOT_INO, FileType, Ino
 
@@ -21,8 +22,8 @@ _REMEMBERED_MAX: Final = 10_000  # directories whose depth is kept at hand, 1 MB
 
 def judge_names(notes: Findings) -> None:
     """Report what inodes and names say of each other that can't be."""
-    judge = _Judge(notes)
-    tree = _Tree(notes)
+    judge = NamesCheck(notes)
+    tree = DirTree(notes, _tops(notes))
     for known in notes.inodes():
         orphan = judge.inode(known)
         if known.is_dir and not orphan:
@@ -30,7 +31,7 @@ def judge_names(notes: Findings) -> None:
     judge.end()
 
 
-class _Judge:
+class NamesCheck:
     """Goes through the tables once."""
 
     def __init__(self, notes: Findings) -> None:
@@ -65,17 +66,17 @@ class _Judge:
             else:
                 self._links(known, subdirs[0][1] if subdirs else 0)
                 self._special_dir(known, populated, building)
-                self._names_of_dir(known, names, building)
+                self._judge_names_of_dir(known, names, building)
         else:
             if has_names:
                 self._report(ino, "has names and is no directory")
-            self._file(known, names, {row[1]: row[2] for row in counted}, orphan)
+            self._judge_file(known, names, {row[1]: row[2] for row in counted}, orphan)
         return orphan
 
     def _report(self, ino: int, what: str) -> None:
         self._notes.report(ino, what)
 
-    def _file(
+    def _judge_file(
         self, known: Known, names: dict[Ino, int], counted: dict[Ino, int], orphan: bool
     ) -> None:
         ino, nlink = known.ino, known.nlink
@@ -108,7 +109,7 @@ class _Judge:
         if building and known.parent != TRASH_INO:
             self._report(known.ino, f"is a clone that is being built, under {known.parent}")
 
-    def _names_of_dir(self, known: Known, names: dict[Ino, int], building: bool) -> None:
+    def _judge_names_of_dir(self, known: Known, names: dict[Ino, int], building: bool) -> None:
         wanted = {} if known.ino == ROOT_INO or building else {known.parent: 1}
         if names != wanted:
             text = f"is a directory under {known.parent} whose names are in {names}"
@@ -140,7 +141,7 @@ class _Judge:
 
     def _no_directory(self, row: Row) -> None:
         ino = row[0]
-        if is_shelf(ino):
+        if is_snapshot_dir(ino):
             return
         if not is_trash(ino):
             self._report(ino, "has names and does not exist")
@@ -156,22 +157,24 @@ class _Judge:
             groups.end()
 
 
-class _Tree:
-    """Each directory must lie under the root: a ring of directories has sound records.
+def _tops(notes: Findings) -> list[int]:
+    """The root, and what stands beside it."""
+    queries = "SELECT ino FROM hour", "SELECT ino FROM clone"
+    shelves = f"SELECT ino FROM dir WHERE ino >= {SHELVES} AND ino < {TRASH_INO}"
+    return [ROOT_INO, *(ino for each in (*queries, shelves) for (ino,) in notes.spill.rows(each))]
+
+
+class DirTree:
+    """Each directory must lie under one of `tops`: a ring of directories has sound records.
 
     How far below is noted for each, which lets `check/quotas` sum up from the leaves.
     """
 
-    def __init__(self, notes: Findings) -> None:
+    def __init__(self, notes: Findings, tops: Iterable[int]) -> None:
         self._notes = notes
         self._near: dict[int, int] = {}  # depths
-        query = "SELECT ino FROM dir WHERE ino >= ? AND ino < ?"
-        shelves = [ino for (ino,) in notes.spill.rows(query, SHELVES, TRASH_INO)]
-        for ino in (ROOT_INO, *self._listed("hour"), *self._listed("clone"), *shelves):
+        for ino in tops:
             self._put(ino, self._parent_of(ino), 0)
-
-    def _listed(self, table: str) -> list[int]:
-        return [ino for (ino,) in self._notes.spill.rows(f"SELECT ino FROM {table}")]
 
     def _parent_of(self, ino: int) -> Ino:
         known = self._notes.inode(ino)

@@ -1,4 +1,4 @@
-"""Do the counters of quotas say what there is? The part of `check` that knows
+"""Whether the counters of quotas are right: the part of `check` that knows
 docs/design/locks-permissions-quotas.
 
 While there is accounting, the counters are the sums over inodes that have names and whose mark is
@@ -10,6 +10,7 @@ directory first, then from the deepest directories up. What is in a snapshot cou
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from fsmeta.check.findings import Findings, Stage
@@ -20,10 +21,12 @@ from fsmeta.schema import keys
 from fsmeta.schema.scan import fields_of
 from fsmeta.schema.snapshot_inos import SEALED_INO
 from fsmeta.schema.trash import TRASH_INO
-from fsmeta.store.contract import BESIDE, Store
-from fsmeta.types import ROOT_INO, SPACE_UNIT_BYTES, FileType
+from fsmeta.store.contract import Store
+from fsmeta.store.writes import BESIDE
+from fsmeta.types import ROOT_INO, SPACE_UNIT_BYTES, FileType, Ino
 
 _NODE_BYTES: Final = {quota.DIR: 9, quota.USER: 5, quota.GROUP: 5}
+_DIRS_AT_ONCE: Final = 100  # five values each
 _UNSEALED: Final = f"ino NOT BETWEEN {SEALED_INO} AND {TRASH_INO - 1}"
 _COUNTS: Final = f"mark = ? AND nlink AND {_UNSEALED}"  # which inodes count
 _PLACE: Final = "CASE parent WHEN 0 THEN home ELSE parent END"
@@ -51,21 +54,54 @@ def audit(store: Store, settings: VolumeFormat, notes: Findings) -> None:
     _compare(notes)
 
 
+def audit_below(store: Store, settings: VolumeFormat, notes: Findings) -> None:
+    """The same for the directories of a check by path; users and groups need all inodes."""
+    below = (ino for (ino,) in notes.spill.rows("SELECT ino FROM below ORDER BY ino"))
+    while batch := [quota.dir_node(Ino(ino)) for ino in islice(below, _DIRS_AT_ONCE)]:
+        fields = [field for node in batch for field in quota.node_fields(node)]
+        wanted = [(keys.ACCOUNTS, field) for field in fields]
+        values = store.read([*wanted, *((keys.LIMITED, node) for node in batch)])
+        for field, value in zip(fields, values, strict=False):
+            if value is not None:
+                notes.spill.add("book", field, value, None)
+        for node, value in zip(batch, values[len(fields) :], strict=True):
+            if value is not None:
+                notes.spill.add("listed", node)
+    _audit_limits(notes)
+    if settings.accounting == OFF:
+        return
+    if settings.accounting == ON:
+        _audit_marks(settings.epoch, notes)
+    _require_homes(settings.epoch, notes)
+    _sum_up_dirs(settings.epoch, notes, "JOIN below USING(ino)")
+    _compare(notes)
+
+
 def _audit_marks(epoch: int, notes: Findings) -> None:
     query = f"SELECT ino, mark FROM inode WHERE mark != ? AND {_UNSEALED}"
     for ino, mark in notes.spill.rows(query, epoch):
         notes.report(ino, f"has mark {mark}, not the epoch's, {epoch}")
 
 
+def _require_homes(epoch: int, notes: Findings) -> None:
+    query = f"SELECT ino FROM inode WHERE {_COUNTS} AND parent = 0 AND home = 0 AND ino != ?"
+    for (ino,) in notes.spill.rows(query, epoch, ROOT_INO):
+        notes.report(ino, "has several names and no home")
+
+
 def _sum_up(epoch: int, notes: Findings) -> None:
     spill = notes.spill
-    query = f"SELECT ino FROM inode WHERE {_COUNTS} AND parent = 0 AND home = 0 AND ino != ?"
-    for (ino,) in spill.rows(query, epoch, ROOT_INO):
-        notes.report(ino, "has several names and no home")
+    _require_homes(epoch, notes)
     for column, node in (("uid", quota.user_node), ("gid", quota.group_node)):
         query = f"SELECT {column}, SUM(units), COUNT(*) FROM inode WHERE {_COUNTS} GROUP BY 1"
         for number, units, inodes in spill.rows(query, epoch):
             _book(notes, node(number), units, inodes)
+    _sum_up_dirs(epoch, notes)
+
+
+def _sum_up_dirs(epoch: int, notes: Findings, chosen: str = "") -> None:
+    """What lies below each directory; `chosen` says of which that is known."""
+    spill = notes.spill
     spill.run(
         f"INSERT INTO total SELECT {_PLACE} AS place, SUM(units), COUNT(*) FROM inode "
         f"WHERE {_COUNTS} GROUP BY place",
@@ -74,7 +110,8 @@ def _sum_up(epoch: int, notes: Findings) -> None:
     for ino, parent in spill.rows("SELECT ino, parent FROM tree WHERE depth ORDER BY depth DESC"):
         spill.run(_INTO_TOTAL, parent, ino)
     query = (
-        "SELECT ino, t.units, inodes FROM total t JOIN inode USING(ino) WHERE type = ? AND ino != ?"
+        "SELECT ino, t.units, inodes FROM total t JOIN inode USING(ino) "
+        f"{chosen} WHERE type = ? AND ino != ?"
     )
     for ino, units, inodes in spill.rows(query, FileType.DIR, ROOT_INO):
         _book(notes, quota.dir_node(ino), units, inodes)

@@ -1,12 +1,12 @@
-"""Mending what `check` finds, where there is one safe way to do it: `slicefs fsck --repair`.
+"""Repairs what `check` finds, where there is one safe way to do it: `slicefs fsck --repair`.
 
 The volume must not be in use. Nothing that still leads to data is removed: inodes that lost their
-names come to /lost+found, and a name is removed only where there is no inode behind it at all. As
-long as anything does not decode that may name what seems lost, only the next ids are mended.
+names come to /lost+found, and a name is removed only where there is no inode behind it at all.
+While there is an unreadable record that may name what seems lost, only the next ids are repaired.
 
 It works in passes, each a `check`, because one repair shows what the next has to be: a file that
-is found again counts in its directory. What a field must be where that depends on nothing else is
-noted by `check` itself (`Remedy`); inodes are mended here. Memory is that of a check. One thread.
+is found again counts in its directory. `check` itself notes the right value of a field where that
+depends on nothing else (`Remedy`); inodes are repaired here. Memory is that of a check. One thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from itertools import count as count_up
+from itertools import count as count_up, islice
 from typing import Final
 
 from fsmeta.check.check import Checked, Examination
@@ -28,13 +28,16 @@ from fsmeta.schema import inode, keys, slices as schema_slices
 from fsmeta.schema.inode_rows import read_inodes
 from fsmeta.schema.scan import fields_of
 from fsmeta.schema.sessions import unpack_session
-from fsmeta.schema.snapshot_inos import is_sealed, is_shelf
+from fsmeta.schema.snapshot_inos import is_snapshot_dir, is_snapshot_ino
 from fsmeta.schema.trash import is_trash
 from fsmeta.schema.xattrs import charged, counted
-from fsmeta.slices import covered
+from fsmeta.slices import covered, reserved_end
 from fsmeta.store.contract import COMMIT_OPS_ENOUGH
 from fsmeta.txn.txn import Txn
 from fsmeta.types import (
+    CHUNK_BYTES,
+    FLAG_ATTACHED,
+    FLAG_BEYOND,
     FLAGS,
     NO_PARENT,
     ROOT_CALLER,
@@ -49,7 +52,17 @@ from fsmeta.types import (
 PASSES_MAX: Final = 8  # tables, names, inodes, found ones, their directory, counters: and to spare
 FOUND_DIR: Final = b"lost+found"
 
-Progress = Callable[[str], None]  # told now and then how far it is
+Progress = Callable[[str], None]  # called now and then with how far it is
+
+
+def plan(meta: Meta, now_s: int, progress: Progress = lambda _text: None) -> list[str]:
+    """What the first pass of `repair` would do (the first KEPT_MAX lines); nothing is changed.
+
+    Later passes find what the first one has made possible, which can't be known before.
+    """
+    with Examination(meta.store, progress) as examination:
+        examination.run()
+        return list(islice(_Pass(meta, examination, now_s, None, rehearses=True).run(), KEPT_MAX))
 
 
 def repair(
@@ -60,6 +73,7 @@ def repair(
     Raises: ConfigError where it is in use.
     """
     done = list(_end_unreadable_sessions(meta))
+    joined = meta.transactor.view(_joined)  # before the sessions: a later client changes it
     sessions = meta.sessions.all()
     if sessions:
         raise ConfigError(
@@ -70,8 +84,9 @@ def repair(
         step = 0
         with Examination(meta.store, progress) as examination:
             checked = examination.run()
+            meta.transactor.view(partial(_require_unused, joined=joined))
             if number < PASSES_MAX:
-                for line in _Pass(meta, examination, now_s).run():
+                for line in _Pass(meta, examination, now_s, joined).run():
                     step += 1
                     done += [line] if len(done) < KEPT_MAX else []
         if not step:
@@ -79,8 +94,25 @@ def repair(
     return done, checked
 
 
+def _joined(txn: Txn) -> bytes | None:
+    """The number of the last session that has ever begun."""
+    return txn.get(keys.COUNTERS, keys.NEXT_SESSION)
+
+
+def _require_unused(txn: Txn, joined: bytes | None) -> None:
+    """No session has begun since the first look; the commit checks it.
+
+    Raises: ConfigError: what was found may be so no more.
+    """
+    if _joined(txn) != joined:
+        raise ConfigError(
+            "a client has mounted the volume during the repair, so nothing more is repaired: "
+            "unmount it everywhere and repair it again"
+        )
+
+
 def _end_unreadable_sessions(meta: Meta) -> Iterator[str]:
-    """Whose record does not decode can't live: it does not find its own beat in it."""
+    """End sessions whose record does not decode: such a client can't find its own beat there."""
     for field, value in fields_of(meta.store, keys.SESSIONS):
         try:
             unpack_session(field, value)
@@ -98,8 +130,20 @@ def _end_session(txn: Txn, field: bytes) -> None:
 class _Pass:
     """What one check allows to be done."""
 
-    def __init__(self, meta: Meta, found: Examination, now_s: int) -> None:
+    def __init__(
+        self,
+        meta: Meta,
+        found: Examination,
+        now_s: int,
+        joined: bytes | None,
+        rehearses: bool = False,
+    ) -> None:
+        """`joined`: the last session that had begun when none was there. `rehearses`: nothing is
+        changed; only the lines are wanted.
+        """
+        self._rehearses = rehearses
         self._meta = meta
+        self._joined = joined
         self._store = meta.store
         self._notes = found.notes
         self._settings = found.settings
@@ -109,7 +153,7 @@ class _Pass:
     def run(self) -> Iterator[str]:
         """Mend; a line for each thing done. Counters come last, once the rest is right."""
         done = yield from _counted(self._ids())
-        if self._notes.unreadable:  # there may be names, and links, that nobody has seen
+        if self._notes.unreadable:  # there may be names, and links, that were not seen
             return
         done += yield from _counted(self._remedies(Stage.TABLES))
         made = yield from _counted(self._directories())
@@ -124,6 +168,7 @@ class _Pass:
 
     def _commit(self, *writes: tuple[bytes, bytes | None, bytes | None]) -> None:
         def verb(txn: Txn, part: Sequence[tuple[bytes, bytes | None, bytes | None]]) -> None:
+            _require_unused(txn, self._joined)
             for row, field, value in part:
                 if field is None:
                     txn.delete_row(row)
@@ -132,9 +177,15 @@ class _Pass:
                 else:
                     txn.put(row, field, value)
 
+        if self._rehearses:
+            return
         for begin in range(0, len(writes), COMMIT_OPS_ENOUGH):
             self._meta.transactor.run(partial(verb, part=writes[begin : begin + COMMIT_OPS_ENOUGH]))
         self._meta.cache.drop({row for row, _, _ in writes})
+
+    def _move(self, txn: Txn, row: bytes, field: bytes, delta: int) -> None:
+        _require_unused(txn, self._joined)
+        txn.add(row, field, delta)
 
     def _remedies(self, stage: Stage) -> Iterator[str]:
         """Fields whose right value is known."""
@@ -143,7 +194,7 @@ class _Pass:
             yield said
 
     def _misnamed(self) -> Iterator[str]:
-        """What has a name that nobody can use gets another one in its place."""
+        """An inode with a name that no program can use gets another name in its place."""
         found = self._notes.spill.rows("SELECT parent, name, ino, kind FROM misnamed")
         for parent, name, ino, kind in found:
             if self._notes.inode(ino) is None:
@@ -161,11 +212,11 @@ class _Pass:
         """Names whose directory is gone get one again; /lost+found has it next."""
         for ino in self._notes.concerned():
             gone = self._notes.inode(ino) is None and self._notes.has("dir", ino)
-            special = is_trash(ino) or is_shelf(ino)
+            special = is_trash(ino) or is_snapshot_dir(ino)
             if not gone or special or self._store.scan(keys.inode_row(ino), limit=1).items:
                 continue
             if self._store.scan(keys.dir_row(ino), limit=1).items:
-                attr = inode.new_attr(ino, 0o40700, 0, 0, NO_PARENT, self._now_s * 10**9)
+                attr = inode.new_attr(ino, 0o40700, (0, 0), NO_PARENT, self._now_s * 10**9)
                 self._put(attr, {}, {})
                 yield f"directory {ino} was gone and its names were not: made again"
 
@@ -183,14 +234,14 @@ class _Pass:
     def _inode(self, known: Known, attr: Attr, fields: dict[bytes, bytes]) -> Iterator[str]:
         ino = known.ino
         names, counted = self._notes.names(ino), self._notes.counted(ino)
-        trashed = known.is_dir and not is_sealed(ino) and any(map(is_trash, names))
+        trashed = known.is_dir and not is_snapshot_ino(ino) and any(map(is_trash, names))
         if trashed and self._is_in_use(ino):
             yield from self._out_of_the_trash(ino, attr)
             return
         sound, said = self._sound(attr)
         wanted = self._wanted(sound, fields, names)
         home = self._home(known, wanted or sound, names)
-        if wanted is None and is_sealed(ino):
+        if wanted is None and is_snapshot_ino(ino):
             yield from self._shelves.bring_back(known, attr, counted)
         elif wanted is None:
             yield from self._bring_back(ino, attr)
@@ -200,10 +251,10 @@ class _Pass:
         yield from self._orphan(ino, wanted)
 
     def _sound(self, attr: Attr) -> tuple[Attr, str]:
-        """Attributes without what can't be: ACLs that are gone, flags nobody knows, a wrong mark;
-        and what to say of ACLs that are lost.
+        """Attributes without what is invalid: ACLs that are gone, unknown flags, a wrong mark;
+        and the message about lost ACLs.
 
-        Whom the lost ACL let in nobody knows, so the group is let in no more.
+        It is unknown which users a lost ACL let in, so the group is let in no more.
         """
         said = ""
         if attr.acl and not self._has_acl(attr.acl, access=True):
@@ -216,13 +267,16 @@ class _Pass:
         if passed and not (attr.is_dir and self._has_acl(passed, access=False)):
             attr = attr._replace(default_acl=0)
             said = said or f"inode {attr.ino} had a default ACL that is gone or was none"
-        counts = not is_sealed(attr.ino)
+        counts = not is_snapshot_ino(attr.ino)
         if counts and self._settings is not None and self._settings.accounting == ON:
             attr = attr._replace(mark=self._settings.epoch)
-        taken = self._notes.shelved(attr.ino) if attr.is_dir and not is_sealed(attr.ino) else 0
+        taken = (
+            self._notes.shelved(attr.ino) if attr.is_dir and not is_snapshot_ino(attr.ino) else 0
+        )
         if taken != attr.flags >> SNAPSHOTS_SHIFT:
             said = said or f"inode {attr.ino} counts {taken} snapshots: so many there are"
-        return attr._replace(flags=attr.flags & FLAGS | taken << SNAPSHOTS_SHIFT), said
+        known = FLAGS | FLAG_ATTACHED | (FLAG_BEYOND if stat.S_ISREG(attr.mode) else 0)
+        return attr._replace(flags=attr.flags & known | taken << SNAPSHOTS_SHIFT), said
 
     def _has_acl(self, number: int, access: bool) -> bool:
         found = self._notes.spill.one("SELECT access FROM acl WHERE id = ?", number)
@@ -232,9 +286,13 @@ class _Pass:
         """What the attributes must be by names and slices; None where it has lost its names."""
         ino = attr.ino
         chunks = [(f, v) for f, v in fields.items() if f[:1] == b"c" and len(f) == 5]
-        listed = (schema_slices.unpack_slices(ino, keys.id_of(f), v) for f, v in chunks)
+        listed = [
+            (keys.id_of(f), schema_slices.unpack_slices(ino, keys.id_of(f), v)) for f, v in chunks
+        ]
         beside = charged(counted(keys.inode_row(ino), fields))
-        attr = attr._replace(used=sum(covered(slices) for slices in listed) + beside)
+        attr = attr._replace(used=sum(covered(slices) for _, slices in listed) + beside)
+        if any(index * CHUNK_BYTES + reserved_end(slices) > attr.size for index, slices in listed):
+            attr = attr._replace(flags=attr.flags | FLAG_BEYOND)
         count = sum(names.values())
         if ino != ROOT_INO and not count:
             if attr.nlink and not self._notes.has("orphan", ino):
@@ -244,7 +302,7 @@ class _Pass:
             return None
         if attr.is_dir:
             if count > 1:
-                return attr  # which of them is right nobody can tell
+                return attr  # it can't be known which is right
             parent = next(iter(names), ROOT_INO)
             return attr._replace(parent=parent, nlink=2 + self._notes.subdirs(ino))
         if count == 1 and attr.parent != NO_PARENT:
@@ -306,6 +364,9 @@ class _Pass:
         try:
             found = self._meta.lookup(ROOT_CALLER, ROOT_INO, FOUND_DIR)
         except FileNotFoundError:
+            if self._rehearses:
+                yield f"inode {ino} had no name: it is in /{FOUND_DIR.decode()}"
+                return
             found = self._meta.create(ROOT_CALLER, ROOT_INO, FOUND_DIR, 0o40700)
         if found.type is not FileType.DIR or found.ino == ino:
             return
@@ -339,9 +400,9 @@ class _Pass:
             count = -1
         if count == wanted or (not exact and count > wanted):
             return
-        if exact and count != -1:
+        if exact and count != -1 and not self._rehearses:
             delta = wanted - count
-            self._meta.transactor.run(lambda txn: txn.add(row, field, delta))
+            self._meta.transactor.run(partial(self._move, row=row, field=field, delta=delta))
         else:
             self._commit((row, field, b"%d" % wanted))
         yield f"{field.decode()} was {count} and is {wanted}"

@@ -1,8 +1,8 @@
-"""Mending what `check/snapshots` finds: shelves, table M, and what is in snapshots without a name.
+"""Repairs what `check/snapshots` finds: shelves, table M, and snapshots' inodes without a name.
 
-The part of `repair` that knows them, by its rules. Where a shelf and M differ, what can be seen
-stays: a snapshot gets its name back, M lists what has a name. Counts in directories' flags follow
-in `repair` itself, a pass later. One thread.
+It is the part of `repair` for snapshots and follows its rules. Where a shelf and M differ, what can
+be seen stays: a snapshot gets its name back, M lists what has a name. Counts in directories' flags
+follow in `repair` itself, a pass later. One thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from fsmeta.check.findings import Findings, Known
 from fsmeta.check.snapshots import UNLISTED, UNNAMED, UNREADABLE
 from fsmeta.errors import Corrupt
 from fsmeta.schema import inode, keys
-from fsmeta.schema.snapshot_inos import SEALED_INO, is_sealed, is_shelf, shelf_of, source_of
+from fsmeta.schema.snapshot_inos import (
+    SEALED_INO,
+    is_snapshot_dir,
+    is_snapshot_ino,
+    snapshot_dir_of,
+    source_of,
+)
 from fsmeta.schema.snapshots import SNAPSHOTS, Snapshot, pack_snapshot, unpack_snapshot
 from fsmeta.schema.trash import TRASH_INO
 from fsmeta.store.contract import Store
@@ -46,7 +52,7 @@ class SnapshotLocation(NamedTuple):
     @property
     def row(self) -> bytes:
         """Of the shelf."""
-        return keys.dir_row(shelf_of(self.source))
+        return keys.dir_row(snapshot_dir_of(self.source))
 
 
 class Shelves:
@@ -104,7 +110,12 @@ class Shelves:
     def _is_there(self, root: Ino) -> bool:
         """Whether this can be the root of a snapshot, and is not being removed."""
         known = self._notes.inode(root)
-        fits = known is not None and known.is_dir and is_sealed(root) and not is_shelf(root)
+        fits = (
+            known is not None
+            and known.is_dir
+            and is_snapshot_ino(root)
+            and not is_snapshot_dir(root)
+        )
         return fits and not self._notes.has("clone", root)
 
     def _name(self, record: Snapshot) -> Iterator[str]:
@@ -138,7 +149,7 @@ class Shelves:
 
     def _crossing(self, ino: Ino, parent: Ino, name: bytes) -> Iterator[str]:
         """A name into a snapshot or out of one goes, if it is not all that leads to `ino`."""
-        if is_sealed(ino) and not any(map(is_sealed, self._notes.names(ino))):
+        if is_snapshot_ino(ino) and not any(map(is_snapshot_ino, self._notes.names(ino))):
             known = self._notes.inode(ino)
             if known is None or self.home(known, ()) is None:
                 return
@@ -150,7 +161,7 @@ class Shelves:
         row = keys.inode_row(source)
         if not 0 < source < SEALED_INO or self._store.scan(row, limit=1).items:
             return
-        attr = inode.new_attr(source, 0o40700, 0, 0, NO_PARENT, self._now_s * 10**9)
+        attr = inode.new_attr(source, 0o40700, (0, 0), NO_PARENT, self._now_s * 10**9)
         self._commit(
             (row, keys.ATTR_FIELD, inode.pack_attr(attr)),
             (row, keys.VOLATILE_FIELD, inode.pack_volatile(attr)),
@@ -160,11 +171,11 @@ class Shelves:
     def home(self, known: Known, counted: Iterable[Ino]) -> Ino | None:
         """The directory in a snapshot, or the shelf, that an inode without a name says it is in."""
         for place in (known.parent, *sorted(counted)):
-            if is_shelf(place):
+            if is_snapshot_dir(place):
                 source = self._notes.inode(source_of(place))
                 if known.is_dir and source is not None and source.is_dir:
                     return place
-            elif is_sealed(place) and self._notes.has("tree", place):
+            elif is_snapshot_ino(place) and self._notes.has("tree", place):
                 return place
         return None
 

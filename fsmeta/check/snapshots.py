@@ -1,7 +1,7 @@
-"""Are the snapshots what directories and table M say? The part of `check` that knows them.
+"""The part of `check` for snapshots: whether directories and table M agree about them.
 
-Their inodes are examined as all others are. What is left to ask: whether shelves, M and the counts
-in directories' flags name the same snapshots, and whether nothing leads across their border.
+Their inodes are checked as all others are. What is checked here: whether shelves, M and the counts
+in directories' flags name the same snapshots, and whether no name leads across their border.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from fsmeta.check.findings import Findings
 from fsmeta.check.spill_table import ID_MAX
 from fsmeta.errors import Corrupt
-from fsmeta.schema.snapshot_inos import SHELVES, is_sealed
+from fsmeta.schema.snapshot_inos import SHELVES, is_snapshot_ino
 from fsmeta.schema.snapshots import SNAPSHOTS, unpack_snapshot
 from fsmeta.schema.trash import TRASH_INO
 from fsmeta.types import SNAPSHOTS_SHIFT, FileType
@@ -33,7 +33,7 @@ _GONE: Final = "SELECT DISTINCT source FROM shelved WHERE source NOT IN (SELECT 
 
 def crosses(parent: int, ino: int) -> bool:
     """Whether a name leads into a snapshot, or out of one."""
-    return is_sealed(parent) != is_sealed(ino)
+    return is_snapshot_ino(parent) != is_snapshot_ino(ino)
 
 
 def audit(fields: Iterable[tuple[bytes, bytes]], notes: Findings) -> None:
@@ -55,7 +55,7 @@ def audit(fields: Iterable[tuple[bytes, bytes]], notes: Findings) -> None:
     for ino, kind, count, there in notes.spill.rows(_COUNTS):
         if count != there:
             notes.report(ino, f"counts {count} snapshots, there are {there}")
-        if count and (is_sealed(ino) or kind != FileType.DIR):
+        if count and (is_snapshot_ino(ino) or kind != FileType.DIR):
             notes.report(ino, "has snapshots and can't have any")
     for (source,) in notes.spill.rows(_GONE):
         notes.report(source, "has snapshots and does not exist")

@@ -1,11 +1,11 @@
 """Tables that do not fit into memory: a temporary SQLite database, which goes when it is closed.
 
-What judges a whole volume (`check`, and `fsck` with the objects) notes here what it has seen and
-asks for it in order. SQLite keeps what fits into its cache in memory and the rest in a file without
-a name (in SQLITE_TMPDIR, TMPDIR or /var/tmp), so a small volume costs no file at all.
+A check of a whole volume (`check`, and `fsck` with the objects) notes here what it has seen and
+reads it back in order. SQLite keeps what fits into its cache in memory and the rest in a file
+without a name (in SQLITE_TMPDIR, TMPDIR or /var/tmp), so a small volume costs no file at all.
 
-Rows are gathered and put in by the thousand, sorted, for a B-tree takes those in its own order ten
-times as fast as at random. One thread.
+Rows are gathered and inserted by the thousand, sorted, since a B-tree takes them in its own order
+ten times as fast as at random. One thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import errno
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 CACHE_BYTES: Final = 64 << 20  # what a million inodes take up; more of them are in the file
 GATHERED_MAX: Final = 10_000  # rows that wait for their turn, about 2 MB
@@ -27,10 +27,17 @@ Value: TypeAlias = int | bytes | str | None
 
 @lru_cache(maxsize=8)
 def _empty(script: str) -> sqlite3.Connection:
-    """A database with the tables of a script, to be copied; SQLite serialises who does."""
+    """A database with the tables of a script, to be copied; SQLite serialises the copies."""
     made = sqlite3.connect(":memory:", check_same_thread=False)
     made.executescript(script)
     return made
+
+
+class Place(NamedTuple):
+    """How far a check has come."""
+
+    phase: str = ""  # none: it has not begun
+    at: bytes = b""  # where in the phase it goes on
 
 
 class SpillTable:
@@ -38,13 +45,24 @@ class SpillTable:
 
     def __init__(self, script: str, cache_bytes: int = CACHE_BYTES) -> None:
         """`script` creates the tables."""
-        self._link = sqlite3.connect("", isolation_level=None)
-        _empty(script).backup(self._link)  # a fifth of the time that creating tables takes
+        self.place = Place()
+        self._link = self._open(script)
         self._link.execute(f"PRAGMA cache_size = -{max(1, cache_bytes >> 10)}")
-        self._link.execute("PRAGMA journal_mode = OFF")
-        self._link.execute("BEGIN")  # and never a COMMIT: nobody will ask for it again
+        self._link.execute("BEGIN")  # and here never a COMMIT: it is not read again after this
         self._gathered: dict[str, list[Row]] = {}
         self._count = 0
+
+    def _open(self, script: str) -> sqlite3.Connection:
+        link = sqlite3.connect("", isolation_level=None)
+        _empty(script).backup(link)  # a fifth of the time that creating tables takes
+        link.execute("PRAGMA journal_mode = OFF")
+        return link
+
+    def begin(self, identity: bytes) -> None:
+        """A check of the volume in the state `identity` begins, or goes on at `place`."""
+
+    def step(self, phase: str, at: bytes = b"") -> None:
+        """All before `at` in `phase` is noted."""
 
     def add(self, table: str, *row: Value) -> None:
         """Put a row in, sooner or later; always before anything is asked."""
@@ -100,7 +118,7 @@ class Groups:
     """Rows in ascending order of their first column, handed out by it in one pass."""
 
     def __init__(self, rows: Iterable[Row], stray: Callable[[Row], None] | None = None) -> None:
-        """`stray` is told of each row that nobody has asked for."""
+        """`stray` is called with each row that was not asked for."""
         self._rows = iter(rows)
         self._stray = stray
         self._head = next(self._rows, None)
@@ -122,5 +140,5 @@ class Groups:
         return found
 
     def end(self) -> None:
-        """Nobody will ask for more."""
+        """No more keys are asked for: what is left is stray."""
         self.of(ID_MAX)

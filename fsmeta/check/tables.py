@@ -1,7 +1,6 @@
-"""The part of `check` that reads the volume's tables, and judges slices, ACLs and counters by them.
+"""The part of `check` that reads the volume's tables, and checks slices, ACLs and counters by them.
 
-Of most that can be wrong with a field of a table there is one safe way to mend it, which is noted
-with the problem.
+For most problems with a field of a table there is one safe repair, which is noted with the problem.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from fsmeta.schema.segments import PACKED, is_open_segment, unpack_members, unpa
 from fsmeta.schema.sessions import unpack_session
 from fsmeta.schema.trash import is_trash
 from fsmeta.store.contract import FENCE_FIELD, Store
-from fsmeta.types import FLAGS, SNAPSHOTS_SHIFT, FileType, Ino
+from fsmeta.types import FLAG_ATTACHED, FLAG_BEYOND, FLAGS, SNAPSHOTS_SHIFT, FileType, Ino
 
 _NOBODY: Final = schema.pack_u64(0)  # a session that never was
 _USES_MAX: Final = 1 << 48  # more than a store can hold records of
@@ -44,7 +43,7 @@ FROM special s LEFT JOIN acl a ON a.id = s.acl LEFT JOIN acl d ON d.id = s.passe
 
 
 class Tables:
-    """Reads first, judges when everything else has been read."""
+    """Reads first, checks when everything else has been read."""
 
     def __init__(self, store: Store, notes: Findings) -> None:
         self._store = store
@@ -93,7 +92,7 @@ class Tables:
             self._notes.spill.add(table, number)
             if row == schema.CLONES and len(value) != 8:
                 self._notes.report(number, f"is {what}, by {value!r}")
-                said = f"clone {number} is nobody's: a mount will remove it"
+                said = f"clone {number} belongs to no session: a mount will remove it"
                 self._notes.mend(Stage.TABLES, row, field, _NOBODY, said)
 
     def _read_open(self, field: bytes, value: bytes) -> None:
@@ -170,11 +169,11 @@ class Tables:
         cursor: bytes | None = b""
         while cursor is not None:
             page = self._store.scan_rows(prefix, cursor)
-            yield from page.rows
+            yield from (row for row in page.rows if len(row) == 9)  # others are not the volume's
             cursor = page.cursor
 
     def _check_sessions(self) -> None:
-        """A session that may commit is listed; so nobody writes whom nobody waits for."""
+        """A session that may commit is listed, so that deletion rounds wait for it."""
         for field, value in fields_of(self._store, schema.SESSIONS):
             try:
                 unpack_session(field, value)
@@ -189,7 +188,7 @@ class Tables:
                 self._notes.mend(Stage.TABLES, row, None, None, f"{what}: removed")
 
     def _check_background(self) -> None:
-        """Who leads, and the numbers of rounds and of gc."""
+        """The leader, and the numbers of rounds and of gc."""
         row = schema.BACKGROUND
         keys = [(row, schema.LEADER), (row, schema.ROUND), (row, schema.VOID)]
         leader, current, void, following = self._store.read(
@@ -205,31 +204,45 @@ class Tables:
                 schema.unpack_count(row, field, value)
             except Corrupt as error:
                 self._notes.report(0, str(error))
-                said = f"{field.decode()} of the background work was {value!r}, and begins anew"
+                said = f"{field.decode()} of the background work was {value!r}, and starts again"
                 self._notes.mend(Stage.TABLES, row, field, instead, said)
 
-    # --- judging ---------------------------------------------------------------------------------
+    # --- checking --------------------------------------------------------------------------------
 
     def judge(self, says_acls: bool) -> None:
         """Compare what was noted."""
         spill = self._notes.spill
-        for sid, ino in spill.rows(_TWO_SIZES):
-            self._notes.report(ino, f"slice {sid} has two sizes")
         for each in spill.rows(_MISCOUNTED):
             self._miscounted(*each)
         for (sid,) in spill.rows(_OF_NOBODY):
-            self._forget(PACKED, schema.pack_u64(sid), f"segment {sid} has nobody in it")
-        for row in spill.rows(_SPECIAL):
-            self._check_special(row)
+            self._forget(PACKED, schema.pack_u64(sid), f"segment {sid} has no file in it")
+        self.judge_inodes()
         acls = self._notes.count("acl")
         if acls and not says_acls:
             self._notes.report(0, "there are ACLs, and F does not say so")
             said = "there are ACLs, and F says so now"
             self._notes.mend(Stage.TABLES, schema.FORMAT, schema.HAS_ACLS, b"1", said)
         if acls:
-            for (number,) in spill.rows(f"SELECT id FROM acl WHERE id NOT IN ({USED_ACLS})"):
-                said = f"ACL {number} is of no inode: removed"
-                self._notes.mend(Stage.COUNTERS, schema.acl_row(number), None, None, said)
+            self._unused_acls()
+
+    def judge_inodes(self) -> None:
+        """What inodes say of slices and ACLs; it needs no inode besides those that were noted."""
+        for sid, ino in self._notes.spill.rows(_TWO_SIZES):
+            self._notes.report(ino, f"slice {sid} has two sizes")
+        for row in self._notes.spill.rows(_SPECIAL):
+            self._check_special(row)
+
+    def _unused_acls(self) -> None:
+        """ACLs of no inode may go; then all users may make as many records as ever."""
+        unused = f"SELECT id FROM acl WHERE id NOT IN ({USED_ACLS})"
+        if self._notes.spill.one(f"{unused} LIMIT 1") is None:
+            return
+        for (number,) in self._notes.spill.rows(unused):
+            said = f"ACL {number} is of no inode: removed"
+            self._notes.mend(Stage.COUNTERS, schema.acl_row(number), None, None, said)
+        if self._store.scan(schema.ACL_MAKERS, limit=1).items:
+            said = "ACLs that users have made are counted again"
+            self._notes.mend(Stage.COUNTERS, schema.ACL_MAKERS, None, None, said)
 
     def _miscounted(self, sid: int, found: int, counted: int) -> None:
         text = f"slice {sid} has {1 + found} uses and drops, {1 + counted} are counted"
@@ -250,7 +263,7 @@ class Tables:
             report("has a default ACL and is no directory")
         if acl and kind == stat.S_IFLNK >> 12:
             report("is a symlink with an ACL")
-        if flags & ~FLAGS & ((1 << SNAPSHOTS_SHIFT) - 1):
+        if flags & ~_known_flags(kind) & ((1 << SNAPSHOTS_SHIFT) - 1):
             report(f"has flags {flags:#x}")
 
     def check_counters(self) -> None:
@@ -285,3 +298,8 @@ class Tables:
             if count != wanted[field]:
                 text = f"usage says {count} {field.decode()}, there are {wanted[field]}"
                 self._notes.report(0, text)
+
+
+def _known_flags(kind: int) -> int:
+    """The flags that an inode of a type may have."""
+    return FLAGS | FLAG_ATTACHED | FLAG_BEYOND if kind == FileType.REG else FLAGS

@@ -1,1 +1,1 @@
-"""`Meta`, the facade that the client calls: one method per verb, id allocators and prefetch."""
+"""`Meta`, the facade that the client calls: one method per verb, by theme, and prefetch."""

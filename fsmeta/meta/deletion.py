@@ -1,4 +1,4 @@
-"""The verbs of `Meta` for background work: who leads it, and what is to be deleted.
+"""The verbs of `Meta` for background work: its leader, and what is to be deleted.
 
 Called by fsclient's `leader`, `background` and `backup`, and by tests, as `meta.deletion`.
 Threading: any method from any thread.
@@ -36,7 +36,7 @@ class DeletionVerbs:
         return session.id
 
     def take_lead(self, believed_dead: SessionId | None = None) -> bool:
-        """Lead the background work, unless somebody alive does."""
+        """Become the leader of the background work, unless a live client is."""
         sid = self._sid()
         return self._run.run(lambda txn: deletion.take_lead(txn, sid, believed_dead))
 
@@ -49,9 +49,9 @@ class DeletionVerbs:
         sid = self._sid()
         return self._run.run(lambda txn: deletion.next_round(txn, sid))
 
-    def lineage(self) -> bytes:
+    def store_epoch(self) -> bytes:
         """A name for the past of the store; another one where it may have gone back."""
-        return self._run.view(lambda _txn: self._run.store.history.lineage())
+        return self._run.view(lambda _txn: self._run.store.history.store_epoch())
 
     def orphans(self, at_most: int) -> list[Ino]:
         """Inodes without names that wait to be purged."""
@@ -68,7 +68,7 @@ class DeletionVerbs:
         return self._run.view(partial(_held, sids=list(among)))
 
     def hold_orphans(self, opened: Iterable[Ino]) -> list[Ino]:
-        """Those of `opened` that have lost their last name; others now know that we hold them."""
+        """Those of `opened` that have lost their last name, now recorded as held by this client."""
         hold, held = partial(sessions.hold_orphans, sid=self._sid()), []
         for batch in _batches(list(opened), HOLD_BATCH):
             held += self._run.run(partial(hold, opened=batch))
@@ -81,13 +81,13 @@ class DeletionVerbs:
             self._run.run(partial(release, inos=batch))
 
     def purge(self, inos: Sequence[Ino]) -> None:
-        """Remove orphans for good; the caller has made sure that nobody holds them."""
+        """Remove orphans for good; the caller has made sure that no client holds them."""
         for batch in _batches(inos, _PURGE_BATCH):
             while self._run.run(partial(deletion.purge, inos=batch)):
                 pass
 
     def last_uses(self, number: int, noted: deletion.Drops) -> deletion.LastUses | None:
-        """Which of these dropped slices nobody uses now; None where round `number` is not ours."""
+        """Which of these dropped slices are unused now; None where round `number` is not ours."""
         sid = self._sid()
         return self._run.view(lambda txn: deletion.last_uses(txn, sid, number, noted))
 

@@ -1,4 +1,4 @@
-"""The lock verbs of `Meta`: who we are, and what we suppose, around `ops/sessions/lock`.
+"""The lock verbs of `Meta`: `ops/sessions/lock` with this client's session and assumptions.
 
 Called by fsclient's `locks`, by the end of sessions and by tests, as `meta.locks`. Threading: any
 method from any thread.
@@ -22,7 +22,7 @@ from fsmeta.txn.retry import Transactor
 from fsmeta.txn.txn import Txn
 from fsmeta.types import Attr, Ino, SessionId
 
-ATTRS_MAX: Final = 7  # files whose attributes come with the news; more rows are not of one moment
+ATTRS_MAX: Final = 7  # files whose attributes come with grants; more rows are not of one moment
 
 
 class Range(NamedTuple):
@@ -33,14 +33,36 @@ class Range(NamedTuple):
     end: int = rows.LOCK_END
 
 
-class LockVerbs:
-    """See the module."""
+class LockTicket(NamedTuple):
+    """A place in the line for a lock: `number` is the client's own, 0 for one that does not wait.
 
-    def __init__(self, run: Transactor, session: Callable[[], SessionRecord | None]) -> None:
+    `waits_at` says where else the owner may be waiting.
+    """
+
+    number: int
+    waits_at: Callable[[], Collection[Ino]] = tuple
+
+
+NO_TICKET: Final = LockTicket(0)
+
+
+class LockVerbs:
+    """See the module.
+
+    What this client takes, gives up or cancels may hand a lock to a wait of its own: a store does
+    not report own commits, so the caller looks at its waits then.
+    """
+
+    def __init__(
+        self,
+        run: Transactor,
+        session: Callable[[], SessionRecord | None],
+        changed: Callable[[Sequence[bytes]], None],
+    ) -> None:
+        """`changed` is told of rows that the end of another session may have changed."""
         self._run = run
         self._session = session
-        # called after what may have handed locks to waits of our own: no store tells of own commits
-        self.on_handed: Callable[[], None] = _nothing
+        self._changed = changed
 
     def _sid(self) -> SessionId:
         session = self._session()
@@ -55,18 +77,17 @@ class LockVerbs:
         owner: int,
         want: Range,
         pid: int = 0,
-        ticket: int = 0,
-        waits_at: Callable[[], Collection[Ino]] = tuple,
+        ticket: LockTicket = NO_TICKET,
         guess: bool = False,
     ) -> LockAnswer:
         """Take a lock; with a `ticket`, wait for it where it can't be had.
 
-        `waits_at`: where else the owner may be waiting. `guess`: nobody else has had to do with
-        this file's locks, as far as we know.
+        `guess`: as far as this client knows, no other session has held or awaited locks of this
+        file.
         Raises: EDEADLK, ENOLCK, ESTALE, Fenced.
         """
         row = rows.lock_row(ino)
-        if not self._run.store.vouches():
+        if not self._run.store.has_leases():
             self._run.cache.drop(
                 [row, inode_row(ino)]
             )  # a commit that fails costs more than asking
@@ -79,13 +100,12 @@ class LockVerbs:
             if attempts > 1:
                 self._run.cache.drop([row, inode_row(ino)])
             wanted = LockRecord(Owner(self._sid(), owner), pid, want.write, want.begin, want.end)
-            ask = Ask(ino, kind, wanted, ticket, waits_at(), guess)
+            ask = Ask(ino, kind, wanted, ticket.number, ticket.waits_at(), guess)
             return lock.setlk(txn, ask, attempts == 1)
 
         answer = self._run.run(verb)
         if answer.session != self._sid():  # the answer was lost, and then the session
             raise Fenced(f"session {answer.session} has ended, and its locks are gone")
-        self.on_handed()
         return answer
 
     def unlock(
@@ -100,19 +120,15 @@ class LockVerbs:
             mine = Owner(self._sid(), owner)
             return lock.unlock(txn, ino, kind, mine, begin, end, attempts == 1)
 
-        left = self._run.run(verb)
-        self.on_handed()
-        return left
+        return self._run.run(verb)
 
     def cancel(self, ino: Ino, kind: Kind, tickets: Sequence[int]) -> set[int]:
         """Wait no more; those of `tickets` that have got their lock."""
-        had = self._run.run(lambda txn: lock.cancel(txn, ino, kind, self._sid(), tickets))
-        self.on_handed()
-        return had
+        return self._run.run(lambda txn: lock.cancel(txn, ino, kind, self._sid(), tickets))
 
     def getlk(self, ino: Ino, owner: int, want: Range) -> LockRecord | None:
         """What keeps an fcntl lock from being had."""
-        self._run.cache.drop([rows.lock_row(ino)])  # not what news may yet take back
+        self._run.cache.drop([rows.lock_row(ino)])  # not what an invalidation may yet take back
         return self._run.view(
             lambda txn: lock.getlk(txn, ino, LockRecord(Owner(self._sid(), owner), 0, *want))
         )
@@ -142,8 +158,8 @@ class LockVerbs:
         return self._run.view(lambda txn: lock.granted(txn, sid, tickets, inos))
 
     def is_told(self) -> bool:
-        """Whether we hear of it at once when a wait ends, since `granted` was last asked."""
-        return self._run.cache.is_vouched(rows.grant_row(self._sid()))
+        """Whether the store reports the end of a wait at once, since `granted` was last asked."""
+        return self._run.cache.is_leased(rows.grant_row(self._sid()))
 
     def news_row(self) -> bytes:
         """The row that changes when a wait ends."""
@@ -152,7 +168,7 @@ class LockVerbs:
     def tidy(
         self, tickets: Sequence[int], owners: Sequence[int], waits: Callable[[int], bool]
     ) -> None:
-        """Waits that are over, and owners that wait no more, need not stand in the store."""
+        """Remove waits that are over, and owners that wait no more, from the store."""
         for begin in range(0, max(len(tickets), len(owners)), COMMIT_OPS_ENOUGH // 2):
             part = slice(begin, begin + COMMIT_OPS_ENOUGH // 2)
 
@@ -162,16 +178,14 @@ class LockVerbs:
             self._run.run(verb)
 
     def release_session(self, sid: SessionId, run: Transactor) -> None:
-        """Give up all locks of a session that can't take any more."""
+        """Give up all locks of a session that can't take any more; some may go to our own waits."""
         for ino, kind in run.view(lambda txn: lock.places(txn, sid)):
             run.run(partial(lock.release_session, session=sid, ino=ino, kind=kind))
-            self.on_handed()
+            own = self._session()
+            if own is not None:
+                self._changed([rows.grant_row(own.id)])
 
     def locks_of(self, ino: Ino, kind: Kind) -> tuple[list[LockRecord], list[LockWait]]:
-        """Who holds locks of a file, and who waits."""
+        """The locks of a file that are held, and those that are awaited."""
         self._run.cache.drop([rows.lock_row(ino)])
         return self._run.view(lambda txn: lock.locks_of(txn, ino, kind))
-
-
-def _nothing() -> None:
-    """Nobody here waits."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fsmeta.meta.slice_allocator import SliceAllocator
+from fsmeta.meta.ids.slice_allocator import SliceAllocator
 from fsmeta.ops.data import packing, segments
 from fsmeta.ops.data.deletion import Drops
 from fsmeta.ops.data.packing import PackedSlices, Small, Thin
 from fsmeta.schema.segments import OpenSegment
+from fsmeta.store.contract import Call
 from fsmeta.txn.retry import Transactor
 from fsmeta.txn.txn import Txn
 from fsmeta.types import Ino, SliceId
@@ -27,7 +28,9 @@ class PackVerbs:
         run: Transactor,
         slices: SliceAllocator,
         fence_for: Callable[..., bytes | None],
+        poll_invalidations: Callable[[], None],
     ) -> None:
+        self._poll_invalidations = poll_invalidations
         self._run = run
         self._slices = slices
         self._fence_for = fence_for
@@ -43,10 +46,11 @@ class PackVerbs:
             return packing.pack(txn, segment, members)
 
         with self._slices.committing((segment,)):
-            return self._run.run(verb, (packing.pack,))
+            return self._run.run(verb, Call(packing.pack))
 
     def unchanged(self, files: Sequence[Small]) -> list[Small]:
         """Those of `files` that are still as they are said to be."""
+        self._poll_invalidations()  # what other clients were answered by now is known here
         return self._run.view(lambda txn: packing.unchanged(txn, files))
 
     def unshared(self, files: Sequence[Small]) -> list[Small]:
@@ -72,7 +76,7 @@ class PackVerbs:
             self._run.run(verb)
 
     def close_segment(self, segment: OpenSegment) -> None:
-        """Nobody else will come to list it. Raises: StoreError; then it is to be tried again."""
+        """No other file will list it. Raises: StoreError; then it is to be tried again."""
         self._run.run(lambda txn: segments.close_segment(txn, segment))
 
     def close_abandoned(self) -> None:

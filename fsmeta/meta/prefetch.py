@@ -1,7 +1,7 @@
-"""What lies beside what is asked for: names and inodes of directories whose files are opened.
+"""Prefetch of metadata: names and inodes of directories whose files are opened.
 
-Called by `Meta` where something was not known, before it asks the store or after;
-`meta/prefetch_policy` says how much to bring. Only where the store vouches for what is remembered.
+`Meta` calls it after a cache miss, before it asks the store or after; `meta/prefetch_policy` says
+how much to fetch. It works only where rows are leased.
 
 Threading: any thread.
 """
@@ -29,12 +29,12 @@ class MetadataPrefetch:
 
     def missed_name(self, parent: Ino, remembered: bool) -> None:
         """A name in `parent` had to be asked for; `remembered`: some were known before."""
-        if self._store.vouches() and not self._cache.busy.has_dir(parent):
+        if self._store.has_leases() and not self._cache.busy.has_dir(parent):
             self._crowds.missed(parent, remembered)
 
     def missed_inode(self, parent: Ino, ino: Ino) -> None:
-        """`ino` in `parent` has to be asked for: perhaps ask for it now, together with others."""
-        if not self._store.vouches():
+        """`ino` in `parent` is not cached: perhaps read it now, together with further inodes."""
+        if not self._store.has_leases():
             return
         at, count = self._crowds.ahead(parent)
         if not count:

@@ -6,6 +6,7 @@ Threading: any method from any thread.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from fsmeta.ops.data import ranges
 from fsmeta.ops.names import tmpfile
 from fsmeta.ops.names.create import NewNode
 from fsmeta.rules.context import Changed
+from fsmeta.rules.settings import RESERVED_VERSION
 from fsmeta.schema import keys
 from fsmeta.txn.retry import Transactor
 from fsmeta.types import CHUNK_BYTES, FILE_SIZE_MAX, ROOT_CALLER, Attr, Caller, Ino
@@ -24,10 +26,13 @@ _FIELDS_MAX: Final = 2 * FILE_SIZE_MAX // CHUNK_BYTES  # of an inode's row: more
 class RangeVerbs:
     """See the module."""
 
-    def __init__(self, run: Callable[..., Any], transactor: Transactor) -> None:
-        """`run` runs a verb of `ops` with what `Meta` knows."""
+    def __init__(
+        self, run: Callable[..., Any], transactor: Transactor, version: Callable[[], int]
+    ) -> None:
+        """`run` runs a verb of `ops` with what `Meta` knows; `version` is that of the volume."""
         self._run = run
         self._transactor = transactor
+        self._version = version
 
     def chunks(self, ino: Ino) -> list[int]:
         """Which chunks of a file have slices, in order."""
@@ -40,11 +45,18 @@ class RangeVerbs:
         return attr
 
     def fallocate(self, ino: Ino, mode: int, begin: int, end: int) -> Changed:
-        """fallocate(2) of `begin..end`; very many chunks are cleared in several commits."""
+        """fallocate(2) of `begin..end`; very many chunks are changed in several commits.
+
+        Space is reserved where the volume's version allows that. Raises: ENOSPC for too much.
+        """
+        reserves = self._version() >= RESERVED_VERSION
+        if reserves and not mode & ranges.PUNCH_HOLE and end - begin > ranges.RESERVED_MAX:
+            raise OSError(errno.ENOSPC, f"{end - begin} bytes to reserve at once")
         first: Attr | None = None
         while True:
             span = ranges.Span(ino, begin, end)
-            begin, (before, after) = self._run(ranges.fallocate, ROOT_CALLER, mode, span)
+            ranged = self._run(ranges.fallocate, ROOT_CALLER, mode, span, reserves)
+            begin, (before, after) = ranged
             first = first or before
             if begin >= end:
                 return Changed(first, after)

@@ -1,10 +1,10 @@
-"""The verbs of `Meta` for sessions: our own, in whose name it commits, and those of others.
+"""The verbs of `Meta` for sessions: its own, in whose name it commits, and other clients'.
 
-Called by fsclient's `background`, `leader` and commands, and by tests, as `meta.sessions`; what new
-slices may be committed, `fence_for` says to whoever does it.
+Called by fsclient's `background`, `leader` and commands, and by tests, as `meta.sessions`;
+`fence_for` says which new slices the caller may commit.
 
-Threading: one thread at a time opens, shows and closes our own session, as beats are; the rest from
-any thread.
+Threading: one thread at a time opens, beats for and closes the own session; the rest from any
+thread.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from fsmeta.errors import Ambiguous, Fenced, StoreError, StoreRolledBack, Voided
+from fsmeta.meta.ids.slice_allocator import SliceAllocator
 from fsmeta.meta.locks import LockVerbs
-from fsmeta.meta.slice_allocator import SliceAllocator
 from fsmeta.ops.data import deletion
-from fsmeta.ops.sessions import session as sessions
+from fsmeta.ops.sessions import session as sessions, takeover
 from fsmeta.ops.sessions.session import Belongings
 from fsmeta.rules import settings as volume
 from fsmeta.rules.settings import VolumeFormat
@@ -32,6 +32,7 @@ from fsmeta.types import SessionId
 
 log = logging.getLogger(__name__)
 
+_KNOWS: Final = "metadata_version"  # in what a session says of itself; earlier clients say none
 DOUBTFUL_MAX: Final = 20  # beats while the store is away; the last few may yet arrive
 
 
@@ -46,7 +47,7 @@ class SessionVerbs:
         now_ns: Callable[[], int],
         obey: Callable[[VolumeFormat], None],
     ) -> None:
-        """`obey` is told of the settings that our session follows."""
+        """`obey` is called with the settings that our session follows."""
         self.own: SessionRecord | None = None
         self._run = run
         self._slices = slices
@@ -60,9 +61,10 @@ class SessionVerbs:
     def open(self, info: dict[str, Any], ended: SessionId | None = None) -> SessionRecord:
         """Join the volume; from here on every commit carries this session.
 
-        Not for the first time where others have `ended` ours. Raises: Rewound.
+        Not for the first time where another client has `ended` ours. Raises: Rewound.
         """
-        # a transactor of its own, because others may be committing in the name of an ended session:
+        info = {**info, _KNOWS: keys.METADATA_VERSION}
+        # a transactor of its own: threads may still be committing in the name of an ended session:
         # without a fence they would be let through
         proven, floor, now = self._run.store.history.is_proven, self._slices.floor, self._now_ns()
         try:
@@ -84,6 +86,21 @@ class SessionVerbs:
             self._take_leave_of(ended)
         return record
 
+    def take_over(self, sid: SessionId, uuid: str, info: dict[str, Any]) -> dict[bytes, int]:
+        """Go on in the session of a process that has died; the last sequence of each worker.
+
+        No commit of that process is applied any more. Raises: Fenced where another client has ended
+        the session; then `open` comes next.
+        """
+        info = {**info, _KNOWS: keys.METADATA_VERSION}
+        self._uuid = uuid
+        self._run.fence = keys.session_row(sid)
+        sealed, now = self._run.next_sequence(), self._now_ns()
+        record, workers = self._run.run(lambda txn: takeover.take_over(txn, sid, info, now, sealed))
+        self._beats.clear()
+        self.own = record
+        return workers
+
     def _take_leave_of(self, ended: SessionId) -> None:
         """Remember what our session had committed last, which the store then need not."""
         row = keys.session_row(ended)
@@ -103,8 +120,12 @@ class SessionVerbs:
         if session is not None and fence != keys.session_row(session):
             raise Fenced(f"session {session} has ended")
         if self._void and min(ids, default=self._void) < self._void:
-            raise Voided("written before others ended our session: gc has come since")
+            raise Voided("written before another client ended this session: gc has run since")
         return fence
+
+    def all_know(self, version: int) -> bool:
+        """Whether each client that is there knows volumes of this version."""
+        return all(each.info.get(_KNOWS, 0) >= version for each in self.all())
 
     def follow(self, sid: SessionId) -> VolumeFormat:
         """The settings, which our session is to follow from now on. Raises: Fenced."""
@@ -118,7 +139,7 @@ class SessionVerbs:
         try:
             _close_own(self._run, self._locks, session.id)
         except Fenced:
-            pass  # others ended it first
+            pass  # another client ended it first
         except Ambiguous as error:
             if not isinstance(error.__cause__, Voided):
                 raise
@@ -128,13 +149,13 @@ class SessionVerbs:
         self._run.fence = None
 
     def end(self, sid: SessionId) -> None:
-        """End somebody's session that has stopped beating."""
+        """End another client's session that has stopped beating."""
         _end_dead(self._run, self._locks, sid)
 
     def beat(self, confirmed: int, floor: int | None = None) -> None:
-        """Show that we live, which deletion round we agree to, and our floor.
+        """Write a heartbeat, with the deletion round that this client confirms, and its floor.
 
-        Raises: Fenced, also where another client lives in our name; then nobody does any more.
+        Raises: Fenced, also where another client uses this session; then it is ended for both.
         """
         last = self.own
         assert last is not None
@@ -146,7 +167,7 @@ class SessionVerbs:
         self.own = record
 
     def _end_for_all(self, sid: SessionId) -> NoReturn:
-        """Two live as one: what one of them commits may pass for a repeat of the other's."""
+        """Two clients use one session: a commit of one may pass for a repeat of the other's."""
         _end_dead(self._run.unfenced(), self._locks, sid)
         raise Fenced(f"another client, perhaps a copy of this one, lives as session {sid}")
 
@@ -161,7 +182,7 @@ class SessionVerbs:
     def round_and_floor(self) -> tuple[int, int]:
         """The deletion round that sessions are asked to confirm, and our floor to show.
 
-        Raises: Fenced where another client lives in our name; then nobody does any more.
+        Raises: Fenced where another client uses this session; then it is ended for both.
         """
         self._slices.let_go_if_idle()
         session = self.own
@@ -199,13 +220,13 @@ class _Beats:
         return True
 
     def is_ours(self, value: bytes | None, last: SessionRecord) -> bool:
-        """Whether `value` is what we have written; None, an ended session, is for others to say."""
+        """Whether `value` is what we have written; None, an ended session, is decided elsewhere."""
         known = [pack_session(each) for each in (last, *self._doubtful)]
         return value is None or value in known
 
 
 def _end_dead(run: Transactor, locks: LockVerbs, sid: SessionId) -> None:
-    """End somebody's session; in steps where it has locks, each of which others may do, too."""
+    """End another client's session; in steps where it has locks, which any client may take."""
     try:
         run.run(lambda txn: sessions.end_dead_session(txn, sid))
     except OSError as error:
@@ -217,7 +238,7 @@ def _end_dead(run: Transactor, locks: LockVerbs, sid: SessionId) -> None:
 
 
 def _close_own(run: Transactor, locks: LockVerbs, sid: SessionId) -> None:
-    """End our own session, and give up its locks. Raises: Fenced where others were first."""
+    """End our own session, and give up its locks. Raises: Fenced where it was ended before."""
     try:
         run.run(lambda txn: sessions.close_session(txn, sid))
     except OSError as error:

@@ -1,9 +1,9 @@
 """Which directory of the trash `Meta` puts things into.
 
 Each client notes that an hour is in use with the first thing that it puts there, and with the
-first one NOTE_S after that: so whoever empties the trash knows that nobody puts anything into an
-hour that was not noted for long, whatever clocks say. `TrashBucket` remembers when that was done.
-Threading: any thread; who does not know yet notes it once more.
+first one NOTE_S after that. So the client that empties the trash knows: no client puts anything
+into an hour that was not noted for long, whatever clocks say. `TrashBucket` remembers when that was
+done. Threading: any thread; one that does not know yet notes it once more.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ class TrashBucket:
         hour, now, noted = hour_at(now_ns), self._clock(), self._noted
         return TrashLocation(hour, hour != noted.hour or now - noted.chosen_s >= NOTE_S, now)
 
-    def committed(self, place: TrashLocation, result: object) -> None:
+    def committed(self, place: TrashLocation | None, result: object) -> None:
         """Such a verb has been committed; it may have put something there."""
+        if place is None or not place.is_new:
+            return
         left = result.replaced if isinstance(result, Renamed) else result
-        if place.is_new and isinstance(left, Attr) and is_trash(left.parent):
+        if isinstance(left, Attr) and is_trash(left.parent):
             self._noted = place

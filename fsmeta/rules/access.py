@@ -1,8 +1,8 @@
-"""Who may do what: path_resolution(7), chmod(2), chown(2), acl(5), chattr(1), the sticky bit.
+"""Access rules: path_resolution(7), chmod(2), chown(2), acl(5), chattr(1), the sticky bit.
 
 A `Caller` that is `checked` came through the kernel with `default_permissions`: the kernel has
-judged it with groups and capabilities that we can't see, so nothing here contradicts it. Of flags
-of chattr(1) the kernel knows nothing: those hold for every caller, root included.
+checked it with groups and capabilities that the client can't see, so nothing here contradicts it.
+The kernel does not know the flags of chattr(1): those hold for every caller, root included.
 """
 
 from __future__ import annotations
@@ -53,6 +53,14 @@ def require_mutable(inode: Owned) -> None:
         raise OSError(errno.EPERM, "is immutable or append-only")
 
 
+def require_making(caller: Caller, mode: int, rdev: int) -> None:
+    """Raises: EPERM where another than root makes a device that is no whiteout (mknod(2))."""
+    if caller.checked or caller.uid == 0:
+        return
+    if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and rdev):
+        raise OSError(errno.EPERM, "only root makes devices")
+
+
 def require_opening(inode: Owned, writes: bool, appends: bool, truncates: bool) -> None:
     """Raises: EPERM where an append-only file is to be opened for anything but appending."""
     if inode.flags & FLAG_APPEND and ((writes and not appends) or truncates):
@@ -67,7 +75,7 @@ def needs_acl(caller: Caller, inode: Owned) -> bool:
 
 
 def allows(caller: Caller, inode: Owned, mask: int, acl: Acl | None = None) -> bool:
-    """access(2) by mode bits and ACL; root may all but execute a file nobody may execute."""
+    """access(2) by mode bits and ACL; root may do all but execute a file without any x bit."""
     if caller.uid == 0:
         if mask & EXECUTE and not stat.S_ISDIR(inode.mode):
             return bool(inode.mode & 0o111)
@@ -110,7 +118,7 @@ def inherit(caller: Caller, parent: Owned, mode: int) -> tuple[int, int]:
 
     A new directory inherits the bit itself; a file that would be setgid for a group its maker is
     not in loses the bit (mode_strip_sgid in the kernel since 6.0). Requests that create name the
-    supplementary group that counts here, so a `checked` caller is judged, too.
+    supplementary group that counts here, so a `checked` caller is checked, too.
     """
     if not parent.mode & stat.S_ISGID:
         return mode, caller.gid
@@ -129,5 +137,5 @@ def drop_suid(caller: Caller, inode: Owned) -> int:
     not known, and it stays: FUSE_HANDLE_KILLPRIV_V2 in linux/fuse.h has it so.
     """
     mode = inode.mode & ~stat.S_ISUID
-    stranger = not caller.checked and caller.uid != 0 and not caller.in_group(inode.gid)
-    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP or stranger else mode
+    drops = mode & stat.S_IXGRP or caller.is_stranger(inode.gid)
+    return mode & ~stat.S_ISGID if drops else mode

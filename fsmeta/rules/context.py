@@ -6,14 +6,22 @@ import errno
 import stat
 from typing import NamedTuple
 
+from fsmeta.errors import ShowsObject
 from fsmeta.rules import access
 from fsmeta.schema import inode as schema_inode, keys as schema
 from fsmeta.schema.acl import Acl, unpack_record
 from fsmeta.schema.inode import Stable
-from fsmeta.schema.snapshot_inos import SEALED_INO, SHELVES, is_sealed, is_shelf, shelf_attr
+from fsmeta.schema.snapshot_inos import (
+    SEALED_INO,
+    SHELVES,
+    is_snapshot_dir,
+    is_snapshot_ino,
+    snapshot_dir_attr,
+)
 from fsmeta.schema.trash import TRASH_INO, directory_attr, is_trash
 from fsmeta.txn.txn import Txn
 from fsmeta.types import (
+    FLAG_ATTACHED,
     NAME_MAX,
     NO_PARENT,
     ROOT_INO,
@@ -27,13 +35,13 @@ from fsmeta.types import (
 
 
 class Env(NamedTuple):
-    """Who calls, when, and under which settings of the volume."""
+    """The caller, the time, and the settings of the volume that hold."""
 
     caller: Caller
     now_ns: int
     limits: SpaceUsage
     epoch: int = 0  # inodes with this mark are charged to quotas; 0: none is
-    born: int = 0  # the mark of what is made: the epoch, or 0 while not everybody charges
+    born: int = 0  # the mark of new inodes: the epoch, or 0 while not all clients charge
     trash: Ino = NO_PARENT  # where what loses its last name goes; NO_PARENT: away
     trash_is_new: bool = False  # T may not list it yet
 
@@ -55,7 +63,7 @@ class FoundInode(NamedTuple):
 def get_attr(txn: Txn, ino: Ino) -> Attr:
     """The attributes of an inode.
 
-    Raises: ESTALE where it is gone: whoever holds its number must look its name up again.
+    Raises: ESTALE where it is gone: a caller that has its number must look its name up again.
     """
     a, v = txn.get_many(schema_inode.attr_keys(ino))
     if a is None or v is None:
@@ -76,15 +84,21 @@ def _unstored(ino: Ino) -> Attr:
     """The attributes of an inode without records. Raises: ESTALE."""
     if is_trash(ino):
         return directory_attr(ino)
-    if is_shelf(ino):
-        return shelf_attr(ino)
+    if is_snapshot_dir(ino):
+        return snapshot_dir_attr(ino)
     raise OSError(errno.ESTALE, f"inode {ino} is gone")
 
 
 def require_unsealed(ino: Ino) -> None:
-    """Raises: EROFS for what is in a snapshot, whoever asks."""
-    if ino >= SEALED_INO and is_sealed(ino):
+    """Raises: EROFS for what is in a snapshot, for every caller."""
+    if ino >= SEALED_INO and is_snapshot_ino(ino):
         raise OSError(errno.EROFS, "is in a snapshot")
+
+
+def require_own_bytes(attr: Attr) -> None:
+    """Raises: ShowsObject for an attached file, see `ops/data/copy_up`."""
+    if attr.flags & FLAG_ATTACHED:
+        raise ShowsObject(attr.ino)
 
 
 def get_acl(txn: Txn, number: int) -> Acl:
@@ -94,6 +108,8 @@ def get_acl(txn: Txn, number: int) -> Acl:
 
 def require(txn: Txn, env: Env, inode: access.Owned, mask: int) -> None:
     """`access.require` with the ACL where it counts. Raises: EACCES, EPERM."""
+    if env.caller.checked and not inode.flags:
+        return
     acl = get_acl(txn, inode.acl) if access.needs_acl(env.caller, inode) else None
     access.require(env.caller, inode, mask, acl)
 
@@ -107,7 +123,8 @@ def get_parent(txn: Txn, env: Env, ino: Ino, mask: int) -> Stable:
     if not stat.S_ISDIR(parent.mode):
         raise OSError(errno.ENOTDIR, f"inode {ino} is not a directory")
     require(txn, env, parent, mask)
-    if (parent.parent == NO_PARENT and ino != ROOT_INO) or parent.parent > TRASH_INO:
+    above = parent.parent
+    if (above == NO_PARENT and ino != ROOT_INO) or above > TRASH_INO:
         raise OSError(errno.ENOENT, f"directory {ino} has been removed")
     return parent
 
@@ -117,17 +134,18 @@ def get_place(
 ) -> tuple[Stable, bytes | None]:
     """The directory `parent`, searchable by the caller, and the dentry of `name` in it, if any.
 
-    For who is about to change the name. One request where neither is known. `vacant`: the verb
-    wants the name to be free, as the kernel has just been told it is, so that is not asked for by
-    itself.
+    For a verb that changes the name. One request where neither is known. `vacant`: the verb wants
+    the name to be free, which the kernel has just looked up, so the name alone is not worth a
+    request.
     Raises: as `get_parent`, ENAMETOOLONG, EINVAL, EROFS.
     """
-    require_unsealed(parent)
-    row = schema.dir_row(parent)
-    if not 0 < len(name) <= NAME_MAX:
-        get_parent(txn, env, parent, access.EXECUTE)  # who may not search is told that first
-    check_name(name)
-    key = (row, name)
+    if parent >= SEALED_INO:
+        require_unsealed(parent)
+    if not is_name(name):
+        if not 0 < len(name) <= NAME_MAX:
+            get_parent(txn, env, parent, access.EXECUTE)  # EACCES comes before other errors
+        check_name(name)
+    key = (schema.dir_row(parent), name)
     free = key if vacant and env.caller.checked else None
     txn.get_many(((schema.inode_row(parent), schema.ATTR_FIELD), key), vacant=free)
     return get_parent(txn, env, parent, access.EXECUTE), txn.reads[key]
@@ -181,7 +199,7 @@ def change_attr(txn: Txn, before: Attr, after: Attr) -> None:
         put_attr(txn, after)
         return
     row = schema.inode_row(after.ino)
-    txn.overlook(row, schema.VOLATILE_FIELD)
+    txn.drop_check(row, schema.VOLATILE_FIELD)
     txn.put(row, schema.ATTR_FIELD, schema_inode.pack_attr(after))
     txn.merge(row, schema.VOLATILE_FIELD, schema_inode.times_parts(before, after))
 

@@ -8,8 +8,8 @@ directory. So does the root of a clone that is being built; what is below that c
 
 While the volume has accounting (docs/design/locks-permissions-quotas), an inode with the current
 mark counts at its owner, at its group and at every directory above it but the root, whose usage is
-the volume's. A file with several names counts where its `home` is. Reads of what lies above are
-checked by the commit; limits stand in the store, beside the counters.
+the volume's. A file with several names counts where its `home` is. The commit checks the reads of
+the directories above; limits are in the store, beside the counters.
 
 Called by the verbs, with attributes from before the change unless it says otherwise.
 """
@@ -26,7 +26,7 @@ from fsmeta.rules.settings import require
 from fsmeta.schema import inode, keys as schema
 from fsmeta.schema.keys import ACCOUNTS, ATTR_FIELD
 from fsmeta.schema.snapshot_inos import SEALED_INO
-from fsmeta.store.contract import limit_field
+from fsmeta.store.writes import limit_field
 from fsmeta.txn.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Attr, Ino, SpaceUsage, StatFs
 
@@ -34,7 +34,7 @@ DIR: Final = b"d"
 USER: Final = b"u"
 GROUP: Final = b"g"
 _ROOT_ROW: Final = schema.inode_row(ROOT_INO)
-_OUTSIDE: Final = schema.inode_row(SEALED_INO)  # this and what follows lies not below the root
+_OUTSIDE: Final = schema.inode_row(SEALED_INO)  # this and higher numbers are not below the root
 _NONE: Final = schema.pack_u64(NO_PARENT)
 _PARENT_AT: Final = inode.ATTR_PARENT_AT
 
@@ -92,13 +92,13 @@ def above(txn: Txn, directory: Ino) -> list[bytes]:
     """The nodes of `directory` and of all above it but the root; the innermost first.
 
     Above what is in the trash or in a snapshot there are none, nor above a clone being built.
-    Whoever moves one of them shifts what it counts, which is where the commit meets him, if it
-    adds there.
+    A rename of one of them shifts what it counts, and conflicts there with a commit that adds to
+    it.
     """
     nodes: list[bytes] = []
     row = schema.inode_row(directory)
     while row != _ROOT_ROW and row < _OUTSIDE:
-        a = txn.glance(row, ATTR_FIELD)
+        a = txn.read_unvalidated(row, ATTR_FIELD)
         parent = a[_PARENT_AT : _PARENT_AT + 8] if a is not None else _NONE
         if parent == _NONE or len(nodes) > len(txn.reads):  # it has come twice
             raise schema.corrupt(directory, ATTR_FIELD, "is not below the root")
@@ -148,7 +148,7 @@ def settle(txn: Txn, env: Env, ino: Ino, directory: Ino) -> None:
 
 
 def hand_over(txn: Txn, env: Env, attr: Attr, uid: int, gid: int) -> None:
-    """chown(2): what `attr` takes up counts for others. Past their limits it is EDQUOT."""
+    """chown(2): the usage of `attr` counts for new owners. Past their limits it is EDQUOT."""
     if attr.mark != env.epoch or not attr.mark or not attr.nlink:
         return
     before, after = owners(attr.uid, attr.gid), owners(uid, gid)

@@ -21,16 +21,20 @@ from fsmeta.types import (
 )
 
 BLOCK_BYTES_MIN: Final = 64 << 10
+_PART: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,99}")  # of paths: of caches, of journals
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")  # also a bucket name in S3
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
 FIRST_VERSION: Final = 1
 ENCRYPTED_VERSION: Final = 2  # a client that knows only 1 would write what is not encrypted
 FRAMES_VERSION: Final = 3  # one that knows only 2 would take small frames for damage
+ATTACHED_VERSION: Final = 4  # one that knows only 3 would show zeros for attached files
+RESERVED_VERSION: Final = 5  # one that knows only 4 would take reserved space for corruption
 FRAME_SIZES: Final = tuple(
     1 << log2 for log2 in range(FRAME_BYTES_MIN.bit_length() - 1, FRAME_BYTES_MAX.bit_length())
 )
 _SHOWN_OF_ENCRYPTION: Final = ("cipher", "wrap", "holder")
-assert ENCRYPTED_VERSION < FRAMES_VERSION <= keys.METADATA_VERSION
+assert ENCRYPTED_VERSION < FRAMES_VERSION < ATTACHED_VERSION < RESERVED_VERSION
+assert RESERVED_VERSION <= keys.METADATA_VERSION
 
 
 # how far accounting has come: no inode is charged; those with a mark are; and those that are made
@@ -78,6 +82,14 @@ class VolumeFormat(NamedTuple):
             raise ConfigError("--frame-size: use a power of two from 4KiB to 64KiB")
         version = FIRST_VERSION if frame_bytes == FRAME_BYTES_MAX else FRAMES_VERSION
         return self._replace(frame_bytes=frame_bytes, version=max(self.version, version))
+
+    def with_attached(self) -> VolumeFormat:
+        """These settings where files may show objects of buckets."""
+        return self._replace(version=max(self.version, ATTACHED_VERSION))
+
+    def with_reserved(self) -> VolumeFormat:
+        """These settings where files may have reserved space."""
+        return self._replace(version=max(self.version, RESERVED_VERSION))
 
     def shown(self) -> dict[str, Any]:
         """What users may see: nothing that helps to guess a passphrase."""
@@ -145,32 +157,40 @@ SHARDS_MAX: Final = 256  # each is a bucket, and a listing begins in all of them
 assert {*_TYPES, "unknown"} == {*VolumeFormat._fields}
 
 
+class FormatChoices(NamedTuple):
+    """Settings of a new volume that have a default. Fields as those of `VolumeFormat`."""
+
+    block_bytes: int = BLOCK_BYTES_MAX
+    compression: str = "none"
+    capacity: int = 0
+    inodes: int = 0
+    shards: int = 0
+    hash_prefix: bool = False
+    options: dict[str, str] | None = None
+    trash_days: int = 0
+    frame_bytes: int = FRAME_BYTES
+
+
+DEFAULT_CHOICES: Final = FormatChoices()
+
+
 def new_format(
-    name: str,
-    storage: str,
-    bucket: str,
-    block_bytes: int = BLOCK_BYTES_MAX,
-    compression: str = "none",
-    capacity: int = 0,
-    inodes: int = 0,
-    shards: int = 0,
-    hash_prefix: bool = False,
-    options: dict[str, str] | None = None,
-    trash_days: int = 0,
-    frame_bytes: int = FRAME_BYTES,
+    name: str, storage: str, bucket: str, choices: FormatChoices = DEFAULT_CHOICES
 ) -> VolumeFormat:
     """Validated settings of a new volume. Raises: ConfigError."""
+    block_bytes, shards = choices.block_bytes, choices.shards
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"volume name {name!r}: use 3 to 63 of a-z, 0-9 and '-', not at either end"
         )
     if block_bytes & (block_bytes - 1) or not BLOCK_BYTES_MIN <= block_bytes <= BLOCK_BYTES_MAX:
         raise ConfigError("--block-size: use a power of two from 64KiB to 4MiB")
-    if compression not in COMPRESSIONS:
-        raise ConfigError(f"--compress {compression}: use one of {', '.join(COMPRESSIONS)}")
-    if capacity < 0 or inodes < 0:
+    if choices.compression not in COMPRESSIONS:
+        known = ", ".join(COMPRESSIONS)
+        raise ConfigError(f"--compress {choices.compression}: use one of {known}")
+    if choices.capacity < 0 or choices.inodes < 0:
         raise ConfigError("--capacity and --inodes can't be negative; 0 means no limit")
-    if not 0 <= trash_days <= TRASH_DAYS_MAX:
+    if not 0 <= choices.trash_days <= TRASH_DAYS_MAX:
         raise ConfigError(f"--trash-days: from 0 (no trash) to {TRASH_DAYS_MAX}")
     if shards != 0 and not 2 <= shards <= SHARDS_MAX:
         raise ConfigError(f"--shards: from 2 to {SHARDS_MAX} buckets, or 0 for one")
@@ -180,14 +200,14 @@ def new_format(
         storage,
         bucket,
         block_bytes,
-        compression,
-        capacity,
-        inodes,
+        choices.compression,
+        choices.capacity,
+        choices.inodes,
         shards=shards,
-        hash_prefix=hash_prefix,
-        options=options or None,
-        trash_days=trash_days,
-    ).with_frames(frame_bytes)
+        hash_prefix=choices.hash_prefix,
+        options=choices.options or None,
+        trash_days=choices.trash_days,
+    ).with_frames(choices.frame_bytes)
 
 
 def pack_format(settings: VolumeFormat) -> bytes:
@@ -222,6 +242,9 @@ def unpack_format(value: bytes) -> VolumeFormat:
         raise Corrupt(keys.FORMAT, keys.FORMAT_FIELD, f"accounting is {known['accounting']!r}")
     if known.get("frame_bytes", FRAME_BYTES_MAX) not in FRAME_SIZES:
         raise Corrupt(keys.FORMAT, keys.FORMAT_FIELD, f"frames of {known['frame_bytes']} bytes")
+    for word in ("name", "uuid"):
+        if not _PART.fullmatch(known[word]):
+            raise Corrupt(keys.FORMAT, keys.FORMAT_FIELD, f"{word} is {known[word]!r}")
     return VolumeFormat(**known, unknown=record or None)
 
 
@@ -245,20 +268,20 @@ def require_absent(value: bytes | None) -> None:
 
 
 def create_volume(
-    txn: Txn, settings: VolumeFormat, owner: tuple[int, int], now_ns: int, lineage: bytes = b""
+    txn: Txn, settings: VolumeFormat, owner: tuple[int, int], now_ns: int, store_epoch: bytes = b""
 ) -> None:
-    """Write the settings and the root directory into an empty store, whose past is `lineage`.
+    """Write the settings and the root directory into an empty store, whose past is `store_epoch`.
 
     Raises: ConfigError where there is a volume already.
     """
     require_none(txn)
     txn.put(keys.FORMAT, keys.FORMAT_FIELD, pack_format(settings))
     uid, gid = owner
-    put_attr(txn, inode.new_attr(ROOT_INO, 0o40755, uid, gid, ROOT_INO, now_ns))
+    put_attr(txn, inode.new_attr(ROOT_INO, 0o40755, (uid, gid), ROOT_INO, now_ns))
     txn.put(keys.COUNTERS, keys.NEXT_INO, b"%d" % (ROOT_INO + 1))
     txn.put(keys.COUNTERS, keys.NEXT_SLICE, b"1")
-    if lineage:
-        txn.put(keys.COUNTERS, keys.LINEAGE, lineage)
+    if store_epoch:
+        txn.put(keys.COUNTERS, keys.LINEAGE, store_epoch)
     txn.add(keys.USAGE, keys.INODES, 1)
 
 

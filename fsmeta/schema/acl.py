@@ -22,6 +22,8 @@ DEFAULT_XATTR: Final = b"system.posix_acl_default"
 XATTRS: Final = (ACCESS_XATTR, DEFAULT_XATTR)
 ENTRIES_MAX: Final = 511  # what fits in the 4 KiB that FUSE passes between the kernel and us
 TRIES_MAX: Final = 64  # ids looked at for a free one; four billion are there
+SPARE_TRIES_MAX: Final = 16  # of others, where all those are taken: unpredictable ones
+MADE_MAX: Final = 16_384  # records that a user other than root makes: 42 MB where each is longest
 
 # posix_acl_xattr.h: a version, then entries in this order
 _HEADER: Final = struct.Struct("<I")
@@ -39,6 +41,8 @@ _NO_ID: Final = 0xFFFFFFFF
 _RECORD: Final = struct.Struct(">BBBBB")  # version, owner, group, mask or NO_MASK, others
 _NAMED: Final = struct.Struct(">BI")  # perm, 8 more for a group; id
 _RECORD_V1: Final = 1
+_SPARE: Final = struct.Struct(">QB")  # the time, and which try it is
+_U64_MAX: Final = (1 << 64) - 1
 _NO_MASK: Final = 8
 _OF_GROUP: Final = 8
 assert _RECORD.size == 5
@@ -72,7 +76,7 @@ class Acl(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The mode bits it stands for: those of the group are the mask's."""
+        """The mode bits that it implies: those of the group are the mask's."""
         middle = self.group if self.mask is None else self.mask
         return self.owner << 6 | middle << 3 | self.other
 
@@ -180,11 +184,17 @@ def unpack_record(number: int, value: bytes | None) -> Acl:
     return acl
 
 
-def numbers(record: bytes) -> Iterator[int]:
-    """The ids that a record may have, in the order in which they are tried; never 0."""
+def numbers(record: bytes, now_ns: int = 0) -> Iterator[int]:
+    """The ids that a record may have, in the order in which they are tried; never 0.
+
+    Any user can make records that take all ids behind a checksum. The last few depend on the time
+    as well, so such records can't keep an ACL from being set; it is stored once more each time.
+    """
     first = zlib.crc32(record)
     for step in range(TRIES_MAX):
         yield (first + step) % _NO_ID + 1
+    for step in range(SPARE_TRIES_MAX):
+        yield zlib.crc32(_SPARE.pack(now_ns & _U64_MAX, step), first) % _NO_ID + 1
 
 
 # --- the rules -----------------------------------------------------------------------------------
@@ -200,7 +210,7 @@ def inherit(default: Acl, mode: int) -> tuple[int, Acl | None]:
 
 
 def grants(stored: Acl, mode: int, gid: int, caller: Caller, mask: int) -> bool:
-    """posix_acl_permission() in the kernel, for a caller who does not own the inode."""
+    """posix_acl_permission() in the kernel, for a caller that does not own the inode."""
     for each in stored.named:
         if not each.is_group and each.id == caller.uid:
             return each.perm & mode >> 3 & mask == mask

@@ -1,11 +1,11 @@
-"""Rows of clients that write back: up to where each has published what it holds back.
+"""Rows of clients that write back: up to which sequence each has published its held commits.
 
     row          field        value
     j<journal8>  p<domain8>   8 bytes: the last sequence of this journal that is published there
-                 h            msgpack map: whose journal it is, see `JournalHolder`
+                 h            msgpack map: the holder of the journal, see `JournalHolder`
 
 The domain is the inode of a directory, or 0. A row goes when its journal is empty and ends, so one
-with a holder says that there is a journal somewhere, whoever holds it now.
+with a holder says that there is a journal somewhere, perhaps with another holder by now.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARK: Final = b"p"
 
 
 class JournalHolder(NamedTuple):
-    """Who publishes from a journal, or was the last to."""
+    """The client that publishes from a journal, or was the last to."""
 
     session: int
     host: str

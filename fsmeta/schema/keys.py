@@ -19,8 +19,9 @@ directory, and what is kept as a map, here.
                  w<worker2>   last sequence this worker has committed, 8 bytes; in E it stays
                  h<ino8>      the session holds this orphan open
                  n            Redis: token of the client, 8 bytes, highest sequence committed, 8
-    E            <session8>   `n` of a session that others ended, or 1: proof for who rejoins
+    E            <session8>   `n` of a session that another client ended, or 1: proof to rejoin
     A<id4>       e            an ACL, `fsmeta/schema/acl.py`; never changes
+    a            <uid4>       decimal: the ACL records that a user has made
     j<journal8>  p<domain8>   see `schema/journal`
     S            <session8>   msgpack: what `status` shows, and the session's beat
     C            ino slice session   decimal: the next id not handed out yet
@@ -31,12 +32,12 @@ directory, and what is kept as a map, here.
     l<ino8>, g<session8>      file locks: `schema/locks`
     O            <ino8>       an inode without names, waiting for its last close: unix time, 8 bytes
     X            <slice8>     DEAD records of slices that a chunk has dropped; the first one's id
-    K            <ino8>       the session that builds a clone with this root, 8 bytes; 0: nobody
+    K            <ino8>       the session that builds a clone with this root, 8 bytes; 0: none
                  s<slice8>    the session that fills a segment: `schema/segments`
     M            <root8>      see `schema/snapshots`
     T            <ino8>       1: this hour's directory of the trash has been used
     R            <slice8>     decimal: uses of a slice beyond the first; absent: none
-    P            <slice8>     who was packed into a segment: `schema/segments`
+    P            <slice8>     inodes that were packed into a segment: `schema/segments`
     Z            sync         1; rewritten to force the log to disk (SQLite only)
     G            leader       session of the client that does background work, 8 bytes
                  round        decimal: the deletion round that sessions are asked to confirm
@@ -69,18 +70,18 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgpack
 
+from fsmeta.dentries import Dentries
 from fsmeta.errors import Corrupt
-from fsmeta.types import FILE_TYPES, Dentry, FileType, Ino
+from fsmeta.types import FILE_TYPES, FileType, Ino
 
-METADATA_VERSION: Final = 3  # the latest that is known; volume.py says what has which
-
-_new: Final = tuple.__new__  # makes a NamedTuple in half the time of its constructor
+METADATA_VERSION: Final = 5  # the latest that is known; volume.py says what has which
 
 _U64 = struct.Struct(">Q")
+_NUMBERED = struct.Struct(">cQ")  # a row: its prefix and a number
 _U32 = struct.Struct(">I")
 _U16 = struct.Struct(">H")
 pack_u64 = _U64.pack
@@ -94,6 +95,7 @@ LINK_FIELD: Final = b"l"
 HOME_FIELD: Final = b"h"
 NAMELESS_FIELD: Final = b"t"
 ORIGIN_FIELD: Final = b"o"
+OBJECT_FIELD: Final = b"u"
 ATTR_FIELDS: Final = (ATTR_FIELD, VOLATILE_FIELD)
 INODE_PREFIX: Final = b"i"
 DIR_PREFIX: Final = b"d"
@@ -115,6 +117,7 @@ SHARED: Final = b"Y"
 ACCOUNTS: Final = b"Q"
 LIMITED: Final = b"q"
 ENDED: Final = b"E"
+ACL_MAKERS: Final = b"a"
 SYNCED: Final = b"Z"  # written by the SQLite engine
 
 NEXT_INO: Final = b"ino"
@@ -134,18 +137,18 @@ COLLECTING: Final = b"collecting"
 
 def inode_row(ino: int) -> bytes:
     """The row of an inode."""
-    return b"i" + pack_u64(ino)
+    return _NUMBERED.pack(b"i", ino)
 
 
 def inode_rows(inos: Iterable[int]) -> list[bytes]:
     """`inode_row` of many."""
-    pack = pack_u64
-    return [b"i" + pack(ino) for ino in inos]
+    pack = _NUMBERED.pack
+    return [pack(b"i", ino) for ino in inos]
 
 
 def dir_row(ino: int) -> bytes:
     """The row of a directory's names."""
-    return b"d" + pack_u64(ino)
+    return _NUMBERED.pack(b"d", ino)
 
 
 def session_row(session: int) -> bytes:
@@ -200,7 +203,9 @@ def corrupt(ino: int, field: bytes, why: str) -> Corrupt:
 # --- dentries ------------------------------------------------------------------------------------
 
 _DENTRY: Final = struct.Struct(">BQ")  # type, ino
-assert _DENTRY.size == 9
+_DENTRY_INO: Final = struct.Struct(">xQ")
+assert _DENTRY.size == _DENTRY_INO.size == 9
+_KINDS: Final = frozenset(FILE_TYPES)
 DENTRY_INO_AT: Final = 1  # where the inode's id begins, for `read_linked`
 
 
@@ -220,23 +225,18 @@ def unpack_dentry(row: bytes, name: bytes, value: bytes) -> tuple[FileType, Ino]
     return FILE_TYPES[kind], ino
 
 
-def unpack_dentries(row: bytes, fields: Mapping[bytes, bytes]) -> list[Dentry]:
+def unpack_dentries(row: bytes, fields: Mapping[bytes, bytes]) -> Dentries:
     """The names among the fields of a directory's row.
 
     Raises: Corrupt.
     """
-    try:
-        if not {_DENTRY.size}.issuperset(map(len, fields.values())):
-            raise struct.error
-        records = _DENTRY.iter_unpack(b"".join(fields.values()))
-        return [
-            _new(Dentry, (name, ino, FILE_TYPES[kind]))
-            for name, (kind, ino) in zip(fields, records, strict=True)
-        ]
-    except (struct.error, KeyError):
+    values = b"".join(fields.values())
+    kinds = values[:: _DENTRY.size]
+    if not ({_DENTRY.size}.issuperset(map(len, fields.values())) and _KINDS.issuperset(kinds)):
         for name, value in fields.items():
             unpack_dentry(row, name, value)  # raises, and says which
-        raise
+    inos = [ino for (ino,) in _DENTRY_INO.iter_unpack(values)]
+    return Dentries(list(fields), cast("list[Ino]", inos), kinds)
 
 
 # --- cold records: msgpack maps ------------------------------------------------------------------
@@ -248,7 +248,7 @@ def pack_map(record: Mapping[str, Any]) -> bytes:
 
 
 def unpack_map(row: bytes, field: bytes, value: bytes) -> dict[str, Any]:
-    """A cold record; fields this version does not know are kept by whoever rewrites it.
+    """A cold record; fields that this version does not know are kept when it is rewritten.
 
     Raises: Corrupt.
     """
@@ -273,5 +273,5 @@ def unpack_count(row: bytes, field: bytes, value: bytes | None) -> int:
     return int(value)
 
 
-# what Redis takes for a number too; int() alone would also believe in "1_0" and " 1"
+# what Redis takes for a number too; int() alone would also accept "1_0" and " 1"
 _COUNT: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")

@@ -1,8 +1,8 @@
 """Keys and values of locks; the rest of the store's is in `schema/keys`.
 
     row          field        value
-    l<ino8>      fh ph        LOCK records: who holds flock(2), fcntl(2) locks of the inode
-                 fq pq        WAIT records: who waits for them, in order of arrival
+    l<ino8>      fh ph        LOCK records: flock(2), fcntl(2) locks of the inode that are held
+                 fq pq        WAIT records: the waits for them, in order of arrival
     g<session8>  f<ino8>      1: the session holds or awaits a flock lock of this inode
                  p<ino8>      the same of fcntl locks
                  t<ticket8>   1: this wait of the session is over, the lock is its
@@ -11,7 +11,7 @@
 
 Invariants (what `check` verifies):
 - locks of different owners that overlap are all for reading; an owner's are sorted and apart;
-- nobody waits who could have the lock;
+- no wait is for a lock that could be granted;
 - a session in `l` is in S, and its row `g` names the inode; `g` belongs to a session in S.
 """
 
@@ -42,14 +42,14 @@ class Kind(IntEnum):
 
 
 class Owner(NamedTuple):
-    """Who holds locks: a session, and what its kernel calls the process or the open file."""
+    """An owner of locks: a session, and its kernel's id of the process or the open file."""
 
     session: int
     id: int
 
 
 class LockRecord(NamedTuple):
-    """A range that somebody holds, or wants."""
+    """A range that an owner holds, or wants."""
 
     owner: Owner
     pid: int
@@ -72,7 +72,7 @@ class LockRecord(NamedTuple):
 
 
 class LockWait(NamedTuple):
-    """Somebody who waits for a lock, and what its session calls the wait."""
+    """A wait for a lock, and the number that its session gave it."""
 
     lock: LockRecord
     ticket: int
@@ -95,7 +95,7 @@ def lock_row(ino: int) -> bytes:
 
 
 def grant_row(session: int) -> bytes:
-    """The row of what others tell a session about its locks, and of where it has some."""
+    """The row in which other clients note grants for a session, and it notes where it has locks."""
     return b"g" + _U64.pack(session)
 
 
@@ -105,7 +105,7 @@ def held_key(ino: int, kind: Kind) -> Key:
 
 
 def queue_key(ino: int, kind: Kind) -> Key:
-    """Where those who wait are."""
+    """Where the waits are."""
     return lock_row(ino), bytes((kind,)) + b"q"
 
 
@@ -121,7 +121,7 @@ def places_in(fields: Iterable[bytes]) -> list[tuple[Ino, Kind]]:
 
 
 def ticket_field(ticket: int) -> bytes:
-    """Where a session is told that a wait is over."""
+    """Where it is noted for a session that a wait is over."""
     return b"t" + _U64.pack(ticket)
 
 

@@ -13,13 +13,13 @@ from fsmeta.errors import Corrupt
 from fsmeta.schema import keys, slices
 from fsmeta.schema.inode_rows import read_inodes
 from fsmeta.store.contract import Store
-from fsmeta.types import Ino, Slice, SliceId, SliceKind
+from fsmeta.types import Ino, Slice, SliceId
 
 _ROWS_AT_ONCE: Final = 200
 
 
 class Walked(NamedTuple):
-    """One inode: its chunks with slices that are no holes, or why they can't be read."""
+    """One inode: its chunks with slices that have bytes in the store, or why they can't be read."""
 
     ino: Ino
     chunks: Mapping[int, list[Slice]]
@@ -62,7 +62,7 @@ def _walked(ino: Ino, fields: Mapping[bytes, bytes]) -> Walked:
                 index = keys.id_of(field)
                 listed = slices.unpack_slices(ino, index, value)
                 records[index] = len(listed)
-                chunks[index] = [each for each in listed if each.kind is not SliceKind.HOLE]
+                chunks[index] = [each for each in listed if each.stored]
     except Corrupt as error:
         return Walked(ino, {}, error)
     return Walked(ino, chunks, None, records)

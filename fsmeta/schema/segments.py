@@ -5,10 +5,10 @@
     K            s<slice8>    8 bytes: the session that gives it to one file after the other;
                               4 bytes: its size
 
-A field of P is there as long as R counts uses of the slice beyond the first. It says who may have
-to be packed anew when most of the others are gone; that one of them still uses the slice it does
-not say. A segment that is listed in K is *open*: further files will come to list it, and that
-promise counts as one use, so what has come and gone meanwhile does not let it be deleted.
+A field of P is there as long as R counts uses of the slice beyond the first. It lists the inodes
+that may have to be packed anew when most of the others are gone; it does not say that they still
+use the slice. A segment that is listed in K is *open*: further files will list it, and that promise
+counts as one use, so it is not deleted when files that listed it are gone meanwhile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The record by which a session shows that it lives: what is in table S.
 
-Called by `ops/sessions/session` and whoever reads it. `docs/FORMAT.md` is this page in prose.
+Called by `ops/sessions/session` and by all readers of S. `docs/FORMAT.md` is this page in prose.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fsmeta.types import SessionId
 
 
 class SessionRecord(NamedTuple):
-    """One row of `slicefs status`, and the beat by which others see that it lives."""
+    """One row of `slicefs status`, and the beat by which other clients see that it lives."""
 
     id: SessionId
     beat: int  # grows with every heartbeat

@@ -18,6 +18,7 @@ _SLICE: Final = struct.Struct(">BIQIII")  # version and kind, pos, id, size, off
 assert _SLICE.size == 25
 SLICE_BYTES: Final = _SLICE.size
 _SLICE_V1: Final = 0x10  # the upper half of the first byte is the version, the lower the kind
+_RESERVED: Final = _SLICE_V1 | SliceKind.RESERVED
 
 
 def pack_slices(slices: Iterable[Slice]) -> bytes:
@@ -64,3 +65,13 @@ def unpack_dead(field: bytes, value: bytes) -> list[tuple[SliceId, int]]:
 def hole(pos: int, length: int) -> Slice:
     """A record that makes a range of a chunk read as zeros."""
     return Slice(pos, SliceId(0), length, 0, length, SliceKind.HOLE)
+
+
+def reserved(pos: int, length: int) -> Slice:
+    """A record that makes a range of a chunk read as zeros, and counts as covered."""
+    return Slice(pos, SliceId(0), length, 0, length, SliceKind.RESERVED)
+
+
+def has_reserved(value: bytes) -> bool:
+    """Whether one of these records is of what is reserved, visible or not."""
+    return _RESERVED in value[::SLICE_BYTES]

@@ -1,9 +1,9 @@
-"""The words of snapshots: their inodes, which nobody changes, and the directories that list them.
+"""Inode numbers of snapshots: of their inodes, which never change, and of the directories for them.
 
-Whether an inode belongs to a snapshot its number says, so no verb has to read anything to refuse:
-SEALED_INO and a number from the volume's supply. What names the snapshots of a directory is its
-*shelf*, an inode by its number alone, as an hour of the trash is (`trash`): SHELVES and the
-directory's own number. Only the names in a shelf are stored, in a row as those of any directory.
+An inode of a snapshot is known by its number, SEALED_INO and a number from the volume's supply, so
+a verb refuses to change it without a read. The snapshots of a directory are listed in its *shelf*,
+an inode by its number alone, as an hour of the trash is (`trash`): SHELVES and the directory's own
+number. Only the names in a shelf are stored, in a row as those of any directory.
 
 Called by the verbs and by the VFS; pure.
 """
@@ -22,12 +22,12 @@ SHELVES: Final = Ino(SEALED_INO + (1 << 59))
 assert SHELVES < TRASH_INO
 
 
-def is_sealed(ino: int) -> bool:
+def is_snapshot_ino(ino: int) -> bool:
     """Whether this is in a snapshot, or a shelf: nothing about it is changed."""
     return SEALED_INO <= ino < TRASH_INO
 
 
-def is_shelf(ino: int) -> bool:
+def is_snapshot_dir(ino: int) -> bool:
     """Whether this lists the snapshots of a directory."""
     return SHELVES <= ino < TRASH_INO
 
@@ -38,17 +38,19 @@ def sealed(ino: Ino) -> Ino:
     return Ino(SEALED_INO + ino)
 
 
-def shelf_of(directory: Ino) -> Ino:
+def snapshot_dir_of(directory: Ino) -> Ino:
     """What lists the snapshots of `directory`."""
     assert directory < SEALED_INO, "there are no snapshots of snapshots"
     return Ino(SHELVES + directory)
 
 
-def source_of(shelf: Ino) -> Ino:
+def source_of(snapshot_dir: Ino) -> Ino:
     """Of which directory a shelf lists the snapshots."""
-    return Ino(shelf - SHELVES)
+    return Ino(snapshot_dir - SHELVES)
 
 
-def shelf_attr(shelf: Ino) -> Attr:
-    """What stat(2) shows of a shelf: everybody may look who may look into its directory."""
-    return Attr(shelf, 0o40555, 0, 0, 0, 0, source_of(shelf), 0, DIR_SIZE, 2, 0, 0, 0, 0)
+def snapshot_dir_attr(snapshot_dir: Ino) -> Attr:
+    """What stat(2) shows of a shelf: users that may look into its directory may look into it."""
+    return Attr(
+        snapshot_dir, 0o40555, 0, 0, 0, 0, source_of(snapshot_dir), 0, DIR_SIZE, 2, 0, 0, 0, 0
+    )

@@ -24,7 +24,7 @@ class Snapshot(NamedTuple):
     root: Ino
     source: Ino
     name: bytes
-    at_ns: int  # the moment it shows, by the clock of who made it
+    at_ns: int  # the moment it shows, by the clock of the client that made it
     changed: int  # inodes that are of another moment, because they changed; 0: it shows one moment
     inodes: int
     space: int  # bytes, as quotas count them

@@ -1,8 +1,8 @@
-"""The words of the trash: its directories, which no row stands for, and the names in them.
+"""Inode numbers and names of the trash: its directories have no inode rows.
 
 `.trash` and the directory of each hour are inodes by their number alone: the hours since the epoch
-on top of TRASH_INO. So whoever is the first to delete something in an hour makes nothing that
-others could be making as well. Only the names in them are stored, in rows as those of any
+on top of TRASH_INO. So the first client to delete something in an hour creates nothing that other
+clients could be creating as well. Only the names in them are stored, in rows as those of any
 directory; the table T lists the hours.
 
 Called by the verbs and by the VFS; pure.
@@ -29,8 +29,8 @@ def is_trash(ino: int) -> bool:
 
 
 def hour_at(now_ns: int) -> Ino:
-    """The directory for what is deleted now."""
-    return Ino(TRASH_INO + now_ns // HOUR_NS)
+    """The directory for what is deleted now; never `.trash` itself, whatever the clock says."""
+    return Ino(TRASH_INO + min(max(now_ns // HOUR_NS, 1), _HOURS_MAX - 1))
 
 
 def hour_name(ino: Ino) -> bytes:

@@ -11,17 +11,17 @@ A commit holds
   `Outdated`, unless the commit is a repeat. A session is one client's: an engine may refuse to
   commit in the name of one that another client has used;
 - checks: values (or absences) the verb relied on; any difference is a `Conflict`;
-- glances: those of the checks that an engine need not hold to the end of its transaction: whoever
-  changes such a value also shifts, or sets, a counter that this commit adds to;
+- glances: those of the checks that an engine need not hold to the end of its transaction: a commit
+  that changes such a value also shifts, or sets, a counter that this commit adds to;
 - empties: rows that must hold no field, else `NotEmpty` (checks come first);
-- writes: see PUT and its like. They apply in order, but a field that MERGE, ADD or SHIFT changes
-  may be touched by no other kind of write of the same commit (ADD and SHIFT are one kind), nor its
-  row be deleted: engines take these when it suits them. They need no read beforehand, which is what
-  lets a thousand clients create files in one directory without ever conflicting.
+- writes: see `store/writes`. They apply in order, but a field that Merge, Add or Shift changes
+  may be touched by no other kind of write of the same commit (Add and Shift are one kind), nor its
+  row be deleted: engines apply these at any point. They need no read beforehand, so a thousand
+  clients can create files in one directory without ever conflicting.
 
 Rows whose names are one byte are tables of the whole volume: every client changes them, so no
-client is told of their changes and none remembers what it read there. Those in SUMS hold counters
-that ADD moves, and their limits; an engine may keep a counter in parts, so that clients do not
+client gets invalidations of them or caches what it read there. Those in SUMS hold counters
+that Add moves, and their limits; an engine may keep a counter in parts, so that clients do not
 queue for it. No name there ends in a zero byte and one below 64.
 
 Threading: every method may be called from any thread.
@@ -34,6 +34,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from fsmeta.store.rollback import RollbackDetector
+from fsmeta.store.writes import Write
+from fsmeta.types import ROOT_CALLER, Caller
 
 FENCE_FIELD: Final = b"a"
 SCAN_PAGE: Final = 1000  # fields a page: ~100 kB, a few ms of any engine
@@ -48,29 +50,7 @@ COMMIT_OPS_ENOUGH: Final = COMMIT_OPS_MAX // 2
 COMMIT_OPS_LIMIT: Final = 1 << 15
 SUMS: Final = frozenset({b"U", b"Q"})  # schema.USAGE, schema.ACCOUNTS
 
-# What a write does; a write is the tuple given here, in the shape that engines send and apply.
-PUT: Final = 0  # (PUT, row, field, value)
-DELETE: Final = 1  # (DELETE, row, field)
-DELETE_ROW: Final = 2  # (DELETE_ROW, row)
-# (ADD, row, field, delta, limit, tag, -delta): decimal text. The limit holds where delta is above
-# 0; b"0" is none, BESIDE means the one beside the counter, if there is any: `limit_field`
-ADD: Final = 3
-APPEND: Final = 4  # (APPEND, row, field, suffix): an absent value counts as empty
-# (MERGE, row, field, at, part, …): change parts of a record that must exist, else Conflict. Bytes
-# overwrite what is at offset `at`; an int is added to the big-endian 32-bit word there. A commit
-# merges into one field only once.
-MERGE: Final = 5
-# (SHIFT, row, field, source, sign, limit, tag): as ADD, of what the counter `source` of the same
-# row holds (sign b"+"), or its negative (b"-"). No ADD or SHIFT of the commit changes `source`.
-SHIFT: Final = 6
-
-BESIDE: Final = b"<"
 EDITION: Final = b"1"  # of the settings that a volume begins with
-
-
-def limit_field(counter: bytes) -> bytes:
-    """Where the limit of a counter stands, in its row, for writes that say BESIDE."""
-    return counter + BESIDE
 
 
 def is_table(row: bytes) -> bool:
@@ -79,8 +59,15 @@ def is_table(row: bytes) -> bool:
 
 
 Key: TypeAlias = tuple[bytes, bytes]
-Parts: TypeAlias = tuple[int | bytes, ...]
-Write: TypeAlias = tuple[Any, ...]
+
+
+class Call(NamedTuple):
+    """The verb behind a commit, and what it was run with besides its transaction."""
+
+    verb: Callable[..., object]
+    caller: Caller = ROOT_CALLER
+    now_ns: int = 0
+    args: tuple[Any, ...] = ()
 
 
 class Commit(NamedTuple):
@@ -94,8 +81,8 @@ class Commit(NamedTuple):
     writes: Sequence[Write]
     edition: bytes = EDITION  # of the settings that it was made under
     glances: Collection[Key] = ()  # keys of `checks`
-    call: Any = None  # the verb behind it and its arguments, for an engine that holds commits back
-    # rows that the client need not hear of any more; it wants to know what MERGE has made in them
+    call: Call | None = None  # for an engine that holds commits back
+    # rows to leave untracked; the answer has each Merge's result in them
     busy: Collection[bytes] = ()
     durable: bool = False  # once it is answered it survives a power loss, as after `sync`
 
@@ -104,7 +91,7 @@ class Applied(NamedTuple):
     """What an engine says of a commit that was applied, if anything."""
 
     held: bool = False  # held back: this client sees what it leads to, the store does not know yet
-    merged: Sequence[bytes] = ()  # what each MERGE has made, in order, where rows are `busy`
+    merged: Sequence[bytes] = ()  # what each Merge has made, in order, where rows are `busy`
 
 
 class Page(NamedTuple):
@@ -131,7 +118,7 @@ Record: TypeAlias = tuple[bytes, bytes, bytes]
 """(row, field, value)."""
 
 Listener: TypeAlias = Callable[[Sequence[bytes] | None], object]
-"""Told which rows others changed; None means "anything may have changed"."""
+"""Called with rows that other clients changed; None means "anything may have changed"."""
 
 
 class Reads(Protocol):
@@ -176,8 +163,8 @@ class Reads(Protocol):
         A field present throughout is returned at least once, perhaps twice.
         """
 
-    def vouches(self) -> bool:
-        """Whether we are told at once of what others change, so that what was read may be kept."""
+    def has_leases(self) -> bool:
+        """Whether other clients' changes are reported at once, so that reads may be cached."""
 
 
 class Store(Reads, Protocol):
@@ -212,7 +199,7 @@ class Store(Reads, Protocol):
     def everything(self) -> AbstractContextManager[Iterator[Record]]:
         """All that is stored, as it was at one moment after the call, in no order.
 
-        A record may come twice. Others go on reading and writing. Raises: Unavailable, also in the
+        A record may come twice. Clients go on reading and writing. Raises: Unavailable, also in the
         middle where it can't go on; ConfigError where the engine can do this for one at a time.
         """
 
@@ -220,10 +207,10 @@ class Store(Reads, Protocol):
         """Return when every commit that was answered survives a power loss, as far as it can."""
 
     def watch(self, listener: Listener) -> None:
-        """Tell `listener` about rows that others change after this client has read them."""
+        """Call `listener` with rows that other clients change after this client has read them."""
 
-    def hear(self) -> None:
-        """Tell the listener what has arrived by now; for who is about to believe what was read."""
+    def poll_invalidations(self) -> None:
+        """Pass the invalidations that have arrived to the listener; before an answer from cache."""
 
     def now_ns(self) -> int:
         """What time it is for the store, in nanoseconds since the epoch: one clock for all clients,

@@ -14,7 +14,6 @@ from fsmeta.errors import Unavailable
 from fsmeta.runtime import Runtime
 from fsmeta.store.apply import apply_commit
 from fsmeta.store.contract import (
-    MERGE,
     SCAN_PAGE,
     Applied,
     Commit,
@@ -28,6 +27,7 @@ from fsmeta.store.contract import (
     short_rows,
 )
 from fsmeta.store.rollback import STEADY
+from fsmeta.store.writes import Merge
 
 
 class MemBackend:
@@ -37,7 +37,7 @@ class MemBackend:
         self.lock = runtime.lock()
         self.now_ns = runtime.now_ns
         self.rows: dict[bytes, dict[bytes, bytes]] = {}  # guarded by lock
-        self.readers: dict[bytes, dict[MemStore, None]] = {}  # who to tell; guarded by lock
+        self.readers: dict[bytes, dict[MemStore, None]] = {}  # to be invalidated; guarded by lock
         self.commits = 0  # applied so far; guarded by lock
 
     def apply(self, touched: Mapping[bytes, dict[bytes, bytes]]) -> None:
@@ -55,7 +55,7 @@ class MemBackend:
     def take_readers(
         self, rows: Iterable[bytes], writer: MemStore
     ) -> list[tuple[MemStore, list[bytes]]]:
-        """Who must be told that `writer` changed `rows`; lock held. Each is told only once."""
+        """The clients to invalidate after `writer` changed `rows`, each once; lock held."""
         told: dict[MemStore, list[bytes]] = {}
         for row in rows:
             for reader in self.readers.pop(row, ()):
@@ -110,14 +110,14 @@ class MemStore:
         self.round_trips = 0  # guarded by the backend's lock
 
     def _enter(self, rows: Sequence[bytes]) -> None:
-        """Count a request and remember who read what; lock held."""
+        """Count a request and note that this client has read `rows`; lock held."""
         if self._closed:
             raise Unavailable("store is closed")
         self.round_trips += 1
         self._note_reader(rows)
 
     def _note_reader(self, rows: Iterable[bytes]) -> None:
-        """Let others' changes of `rows` be told to us from now on; lock held."""
+        """Report other clients' changes of `rows` to this client from now on; lock held."""
         if self._listener is not None:
             for row in rows:
                 if not is_table(row):
@@ -191,7 +191,7 @@ class MemStore:
             backend.apply(view.touched)
             if commit.durable:
                 backend.sync()
-            changed = dict.fromkeys(row for _, row, *_ in commit.writes if not is_table(row))
+            changed = dict.fromkeys(each.row for each in commit.writes if not is_table(each.row))
             told = backend.take_readers(changed, self)
             # what was checked, found empty or written is as well known as what was read
             named = {*changed, *commit.empties, *(check[0] for check in commit.checks)}
@@ -201,7 +201,9 @@ class MemStore:
                 reader._listener(rows)
         if not commit.busy:
             return None
-        merged = [view.get(*write[1:3]) for write in commit.writes if write[0] == MERGE]
+        merged = [
+            view.get(write.row, write.field) for write in commit.writes if isinstance(write, Merge)
+        ]
         known = [record for record in merged if record is not None]
         return Applied(merged=known) if len(known) == len(merged) else None
 
@@ -219,10 +221,10 @@ class MemStore:
     def watch(self, listener: Listener) -> None:
         self._listener = listener if self._tracked else None
 
-    def hear(self) -> None:
-        """Listeners are told by whoever changes a row."""
+    def poll_invalidations(self) -> None:
+        """Nothing to do: a client that changes a row calls the listeners."""
 
-    def vouches(self) -> bool:
+    def has_leases(self) -> bool:
         return self._listener is not None
 
     def now_ns(self) -> int:

@@ -1,8 +1,8 @@
-"""Whether a store may go back to an older state, and what tells. Most can't: `STEADY`.
+"""Whether a store may go back to an older state, and how that is detected. Most can't: `STEADY`.
 
 A Redis that is restarted from an old file, or a replica that lagged and takes over, answers as if
-what came since had never been. Ids would be handed out twice, and what clients were told is stored
-would not be there. `redis/engine` notices, and gives its clients a `RollbackDetector` that says so.
+later commits had never been made. Ids would be handed out twice, and acknowledged changes would not
+be there. `redis/engine` notices, and gives its clients a `RollbackDetector` that says so.
 
 Called by the engine facade, the leader and the commands. Threading: any thread.
 """
@@ -23,7 +23,7 @@ class Review(NamedTuple):
 class RollbackDetector(Protocol):
     """What a store can say about its past. Everything raises Unavailable."""
 
-    def lineage(self) -> bytes:
+    def store_epoch(self) -> bytes:
         """A name for the past of the data, another one wherever it may have gone back; b"": never.
 
         One request.
@@ -39,7 +39,7 @@ class RollbackDetector(Protocol):
 class _Steady:
     """The history of a store that does not go back."""
 
-    def lineage(self) -> bytes:
+    def store_epoch(self) -> bytes:
         return b""
 
     def is_proven(self, fence: bytes, value: bytes | None) -> bool:

@@ -1,4 +1,4 @@
-"""Metadata URLs as they may be shown: whoever types one again gets there, but for the secrets.
+"""Metadata URLs as they may be shown: complete but for the secrets.
 
 Called by the engines and the commands, for messages and for what ps(1) shows.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 TLS_FILES: Final = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_ca_path")
-# `?name=value` of a server's URL that is no secret; who wants in, and with what, is not shown
+# `?name=value` of a server's URL that is no secret; user names and credentials are not shown
 _SHOWN: Final = ("db", *TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname")
 
 
@@ -18,7 +18,7 @@ def shown_url(url: str) -> str:
     if not separator:
         return url.rpartition("@")[2]
     place, _, query = rest.partition("?")
-    if "@" in query:  # a raw `?` in a password, or a raw `@` in a parameter: who could tell?
+    if "@" in query:  # a raw `?` in a password, or a raw `@` in a parameter
         return f"{scheme}{separator}"
     words = [word for word in query.split("&") if word.partition("=")[0] in _SHOWN]
     return f"{scheme}{separator}{place.rpartition('@')[2]}{'?' if words else ''}{'&'.join(words)}"

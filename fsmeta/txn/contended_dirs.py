@@ -1,11 +1,11 @@
-"""Directories that others change while we do: where news of every change help nobody.
+"""Contended directories: several clients change one, and invalidations cost more than they save.
 
-Who is told that a row has changed has to ask for it again, is told again, and so on, as often as
-others make names there; and each time the kernel is told, too. So a directory whose news come thick
-and fast is *busy* for a while: its two rows (names and attributes) are not watched then, nothing
-in them is vouched for, and what the kernel is told of it is believed for BELIEVED_S. A commit there
-is told what it has made of the directory's attributes, and they are shown for BELIEVED_S: the
-kernel asks for them after each change of its own.
+Each invalidation of a row makes the client read it again, and invalidate the kernel's cache, too,
+as often as other clients make names there. So a directory whose invalidations follow each other
+closely is *busy* for a while: its two rows (names and attributes) are not leased then, and what the
+kernel gets of it is cached for BELIEVED_S. The answer to a commit there has the directory's new
+attributes, and they are shown for BELIEVED_S: the kernel asks for them after each change of its
+own.
 
 Owned by `RowCache`. Threading: `heard` is called under the cache's lock; all else by any thread,
 each step is atomic.
@@ -20,9 +20,9 @@ from fsmeta.schema.keys import DIR_PREFIX, INODE_PREFIX, dir_row
 from fsmeta.store.contract import Key
 from fsmeta.types import Ino
 
-GAP_S: Final = 0.03  # news of one directory that follow each other faster make it busy
+GAP_S: Final = 0.03  # invalidations of one directory that follow each other faster make it busy
 BUSY_S: Final = 0.5  # for so long; then it is watched, and may become busy, again
-BELIEVED_S: Final = 0.02  # about as late as news may be
+BELIEVED_S: Final = 0.02  # about as late as an invalidation may be
 DIRS_MAX: Final = 1024  # remembered; the first to come goes first
 
 _PREFIXES: Final = (DIR_PREFIX, INODE_PREFIX)
@@ -34,7 +34,7 @@ class _Busy:
     __slots__ = ("fields", "heard", "since", "until")
 
     def __init__(self, heard: float) -> None:
-        self.heard = heard  # when the last news came, or when it was last busy
+        self.heard = heard  # when the last invalidation came, or when it was last busy
         self.until = 0.0
         self.since = 0.0
         self.fields: Mapping[bytes, bytes | None] = {}  # of its inode, true at `since` or later
@@ -48,7 +48,7 @@ class ContendedDirs:
         self._dirs: dict[bytes, _Busy] = {}  # by the id in their rows
 
     def heard(self, row: bytes) -> bool:
-        """News of `row` have come; whether its directory has become busy by that."""
+        """`row` was invalidated; whether its directory has become busy by that."""
         if row[:1] != DIR_PREFIX:
             return False
         now = self.now()
@@ -78,7 +78,7 @@ class ContendedDirs:
         return bool(self._dirs) and self.has(dir_row(ino))
 
     def has_any(self) -> bool:
-        """Whether a directory is, or was, busy; or there were news of it."""
+        """Whether a directory is, or was, busy; or was invalidated."""
         return bool(self._dirs)
 
     def among(self, keys: Iterable[Key]) -> Collection[bytes]:
@@ -91,7 +91,7 @@ class ContendedDirs:
         if busy is not None:
             busy.since, busy.fields = since, fields
 
-    def unlearn(self, row: bytes) -> None:
+    def forget_row(self, row: bytes) -> None:
         """What was learnt of an inode may be wrong."""
         if row[:1] == INODE_PREFIX:
             self.learn(row, 0.0, {})

@@ -1,7 +1,7 @@
 """What changed while a request was under way: numbered logs of the latest changes, for `RowCache`.
 
-A mark is a number; what has been noted since may be newer than what the request brings. A log that
-reaches less far back than the mark says yes to everything. Threading: the cache's lock guards both.
+A mark is a number; a change noted since may be newer than what the request brings. A log that does
+not reach back to the mark says yes to everything. Threading: the cache's lock guards both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
-from fsmeta.store.contract import DELETE_ROW, Write
+from fsmeta.store.writes import DeleteRow, Write
 
 _REMEMBERED: Final = 4096  # changes while one request is under way; more forget everything
 
@@ -19,7 +19,7 @@ Rows: TypeAlias = Mapping[bytes, Fields | None]  # None: any field
 
 
 class Invalidations:
-    """The rows that others changed last."""
+    """The rows that other clients changed last."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -79,8 +79,8 @@ class LocalWrites:
                 if field is None or fields is None or field in fields:
                     return True
             for write in writes:
-                if write[1] == row and (
-                    field is None or write[0] == DELETE_ROW or write[2] == field
+                if write.row == row and (
+                    field is None or isinstance(write, DeleteRow) or write.field == field
                 ):
                     return True
         return False

@@ -3,12 +3,12 @@
 A verb returns its answer or raises an `OSError`. Then:
 - with writes: they are committed together with a check of every read;
 - without, or on an OSError: the answer is true only if all reads are of one moment. That holds when
-  one request brought them all, or when each row is vouched; otherwise a commit of checks alone
+  one request brought them all, or when each row is leased; otherwise a commit of checks alone
   proves it;
-- a Conflict drops what was believed and runs the verb again;
+- a Conflict drops what was cached and runs the verb again;
 - a lost answer sends the same commit again: the store knows it by worker and sequence. A refusal
-  of the repeat is no news of the first try, so the store is asked for its `fate`; where there is
-  no answer up to the deadline the commit stays in doubt, and `Ambiguous` carries what to ask by;
+  of the repeat says nothing about the first try, so the store is asked for its `fate`; where there
+  is no answer up to the deadline the commit stays in doubt, and `Ambiguous` carries what to ask by;
 - Outdated has `follow` read the volume's new settings, and runs the verb again.
 
 Threading: any method from any thread.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from fsmeta.errors import (
     Ambiguous,
@@ -37,8 +37,10 @@ from fsmeta.errors import (
 )
 from fsmeta.runtime import Runtime
 from fsmeta.schema.keys import id_of, pack_u64, worker_field
-from fsmeta.store.contract import COMMIT_OPS_LIMIT, EDITION, Applied, Commit, Store, is_table
-from fsmeta.txn.row_cache import WATCHED, RowCache, Unwatched
+from fsmeta.store.contract import COMMIT_OPS_LIMIT, EDITION, Applied, Call, Commit, Store, is_table
+from fsmeta.store.writes import row_of
+from fsmeta.txn.cached_fields import WATCHED, Unwatched
+from fsmeta.txn.row_cache import RowCache
 from fsmeta.txn.txn import Txn
 
 T = TypeVar("T")
@@ -48,8 +50,13 @@ _BACKOFF_FIRST_S: Final = 0.01
 _BACKOFF_MAX_S: Final = 1.0
 # rows that a commit only reads: Redis 7.0 goes through all that are watched with each read
 WATCHED_MAX: Final = 320
-ENDED_MAX: Final = 16  # sessions of ours that others ended, of which we remember what they did
-_CONFLICTS_BEFORE_BACKOFF: Final = 3  # a conflict means that somebody else succeeded: go on at once
+ENDED_MAX: Final = 16  # own sessions that another client ended; what they committed is kept
+GENERATION_BITS: Final = 40  # of the processes that have one session after the other
+GENERATIONS: Final = 64  # that have workers of their own; below those of publishers
+GENERATION_WORKERS: Final = 256
+_new: Final = tuple.__new__  # makes a NamedTuple in half the time of its constructor
+_NO_ROWS: Final[Collection[bytes]] = ()
+_CONFLICTS_BEFORE_BACKOFF: Final = 3  # at a conflict another client has succeeded: go on at once
 
 
 class Counters:
@@ -62,6 +69,30 @@ class Counters:
         self.unavailable = 0
 
 
+class CommitNumbers(NamedTuple):
+    """Where a transactor begins to count what identifies its commits."""
+
+    worker: int = 0
+    sequence: int = 1
+
+    @classmethod
+    def of_generation(cls, generation: int) -> CommitNumbers:
+        """Those of one of the processes that have one session after the other: they share none."""
+        worker = generation % GENERATIONS * GENERATION_WORKERS
+        return cls(worker, (generation << GENERATION_BITS) + 1)
+
+
+class Notices(NamedTuple):
+    """What a transactor reports, each on the thread that notices it."""
+
+    rolled_back: Callable[[StoreRolledBack], object] = bool  # once; nothing is written any more
+    ended: Callable[[Sequence[bytes]], object] = bool  # rows no longer leased: a commit of ours
+
+
+FIRST_NUMBERS: Final = CommitNumbers()
+NO_NOTICES: Final = Notices()
+
+
 class Transactor:
     """Runs verbs against one store in the name of one session."""
 
@@ -71,10 +102,13 @@ class Transactor:
         runtime: Runtime,
         cache: RowCache,
         deadline_s: float = DEADLINE_S,
-        first_worker: int = 0,
+        numbers: CommitNumbers = FIRST_NUMBERS,
         beside: Transactor | None = None,
+        notices: Notices = NO_NOTICES,
     ) -> None:
-        """One that works `beside` another for one session has workers of other numbers."""
+        """One that works `beside` another for one session has workers of other numbers; both stop
+        when it finds that the store has gone back.
+        """
         self.store = store
         self.cache = cache
         self.counters = Counters()
@@ -82,41 +116,44 @@ class Transactor:
         self.edition = EDITION  # of the settings that verbs follow
         self.follow: Callable[[], None] | None = None  # learn new settings; sets `edition`
         self.rewound = ""  # why nothing is written any more, once that is so
-        self.on_rewound: Callable[[StoreRolledBack], object] = (
-            bool  # told once, by whoever finds out
-        )
-        # told of rows that are vouched for no more because of a commit of ours
-        self.on_ended: Callable[[Sequence[bytes]], object] = bool
+        self._notices = notices._replace(rolled_back=beside.stop_writing) if beside else notices
         self._runtime = runtime
         self._deadline_s = deadline_s
         # workers: identities under which one commit at a time is sent, and sent again
         self._idle: list[bytes] = []  # append and pop are atomic
-        self._workers = first_worker  # guarded by _lock
+        self._workers = numbers.worker  # guarded by _lock
         # of all workers, and of those beside; `next` is atomic
-        self._sequences: Iterator[int] = beside._sequences if beside else count(1)
+        self._sequences: Iterator[int] = beside._sequences if beside else count(numbers.sequence)
         # what our sessions that were ended had committed last; written under _lock
         self._ended: dict[bytes, Mapping[bytes, bytes]] = beside._ended if beside else {}
         self._lock = runtime.lock()
+
+    def next_sequence(self) -> int:
+        """A number that no commit of this client has."""
+        return next(self._sequences)
 
     def unfenced(self) -> Transactor:
         """For commits that are not of our session."""
         return Transactor(self.store, self._runtime, self.cache, self._deadline_s)
 
-    def run(self, verb: Callable[[Txn], T], call: object = None) -> T:
-        """Run a verb that may write; `call` goes with its commit.
+    def view(self, verb: Callable[[Txn], T]) -> T:
+        """Run a verb that only reads; answered from cache only where rows are leased."""
+        return self.run(verb, vouched_only=True)
+
+    def run(
+        self, verb: Callable[[Txn], T], call: Call | None = None, vouched_only: bool = False
+    ) -> T:
+        """Run a verb that may write; `call` goes with its commit. `vouched_only` is for `view`.
 
         Raises: OSError from the verb; StoreError when the store stays away past the deadline.
         """
-        return self._run(verb, vouched_only=False, call=call)
-
-    def view(self, verb: Callable[[Txn], T]) -> T:
-        """Run a verb that only reads; answered from memory only where the store vouches."""
-        return self._run(verb, vouched_only=True)
-
-    def _run(self, verb: Callable[[Txn], T], vouched_only: bool, call: object = None) -> T:
         give_up = 0.0
         attempt = 0
+        follow: Callable[[], None] | None = None
         while True:
+            if follow:  # after the pause: settings read before it may be old again
+                follow()
+                follow = None
             txn = Txn(self.store, self.cache, vouched_only, self.edition)
             txn.first = attempt == 0
             try:
@@ -138,10 +175,10 @@ class Transactor:
             except Conflict:
                 pause = self._note_conflict(txn, attempt)
             except Outdated:
-                if self.follow is None:
+                follow = self.follow
+                if follow is None:
                     raise
-                self.follow()
-                pause = self._backoff(attempt) if attempt else 0.0
+                pause = self._conflict_pause(attempt)
             except Unavailable:
                 self.counters.unavailable += 1
                 pause = self._backoff(attempt)
@@ -157,37 +194,32 @@ class Transactor:
         """Drop what the attempt relied on; how long to wait before the next."""
         self.counters.conflicts += 1
         self.cache.drop({row for row, _ in txn.reads} | set(txn.empties))
+        return self._conflict_pause(attempt)
+
+    def _conflict_pause(self, attempt: int) -> float:
         return self._backoff(attempt) if attempt >= _CONFLICTS_BEFORE_BACKOFF else 0.0
 
     def _backoff(self, attempt: int) -> float:
         longest = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * float(1 << min(attempt, 10)))
         return longest * (0.5 + self._runtime.random() / 2)
 
-    def _commit(self, txn: Txn, call: object = None) -> None:
-        checks = [(row, field, value) for (row, field), value in txn.reads.items()]
-        if txn.ops > COMMIT_OPS_LIMIT:
+    def _commit(self, txn: Txn, call: Call | None = None) -> None:
+        reads, writes = txn.reads, txn.writes
+        checks = [(row, field, value) for (row, field), value in reads.items()]
+        if len(reads) + len(writes) > COMMIT_OPS_LIMIT:
             text = "directories lie too deep for one change: rename some to a place further up"
             raise OSError(errno.ENAMETOOLONG, text)
         if self.rewound and txn.writes:
             raise StoreRolledBack(self.rewound)
         mark = self.cache.mark()
-        worker = self._idle.pop() if self._idle else self._new_worker()
+        worker = self._take_worker()
         number, fence = next(self._sequences), txn.fence or self.fence
-        begun = self.cache.busy.now()
-        busy = self._unwatched(txn)
-        commit = Commit(
-            fence,
-            worker,
-            number,
-            checks,
-            txn.empties,
-            txn.writes,
-            txn.edition,
-            txn.glances or (),
-            call,
-            busy,
-            txn.durable,
-        )
+        contended, busy, begun = self.cache.busy, _NO_ROWS, 0.0
+        if contended.has_any() or len(reads) > WATCHED_MAX:
+            begun, busy = contended.now(), self._unwatched(txn)
+        empties, edition, glances = txn.empties, txn.edition, txn.glances or ()
+        values = (fence, worker, number, checks, empties, writes, edition, glances)
+        commit = _new(Commit, (*values, call, busy, txn.durable))
         try:
             applied = self._send(commit)
         except LimitExceeded as error:
@@ -200,7 +232,7 @@ class Transactor:
         except Ambiguous:
             # it may still be on its way, so this worker's next sequence could be taken for it:
             # the worker is not used again
-            self.cache.drop({row for row, _ in txn.reads}.union([each[1] for each in txn.writes]))
+            self.cache.drop({row for row, _ in txn.reads}.union(map(row_of, txn.writes)))
             raise
         except StoreFull as error:
             self._idle.append(worker)
@@ -214,37 +246,36 @@ class Transactor:
             raise
         self._idle.append(worker)
         self.counters.commits += 1
-        vouched = self.store.vouches()
+        leased = self.store.has_leases()
         unwatched = WATCHED
         if applied is not None:
-            vouched = vouched and not applied.held
+            leased = leased and not applied.held
         if busy:
             unwatched = Unwatched(busy, begun, () if applied is None else applied.merged)
-        ended = self.cache.settle(mark, txn.empties, txn.writes, vouched, checks, unwatched)
+        ended = self.cache.settle(mark, empties, writes, leased, checks, unwatched)
         if ended:
-            self.on_ended(ended)
+            self._notices.ended(ended)
 
     def _unwatched(self, txn: Txn) -> Collection[bytes]:
-        """The rows of a commit that this client need not hear of: busy ones, and what it only reads
-        where that is very much."""
+        """The rows of a commit to leave untracked: busy ones, and those that it only reads, where
+        they are very many."""
         busy = self.cache.busy.among(txn.reads) if txn.writes else ()
         if len(txn.reads) <= WATCHED_MAX:
             return busy
         read = {row for row, _ in txn.reads if not is_table(row)}
-        read.difference_update([write[1] for write in txn.writes])
+        read.difference_update(map(row_of, txn.writes))
         return {*busy, *read} if len(read) > WATCHED_MAX else busy
 
     def stop_writing(self, error: StoreRolledBack) -> None:
-        """The store has gone back: what we know and what it has must not be mixed."""
+        """The store has gone back: cached values and what it has must not be mixed."""
         with self._lock:
             first = not self.rewound
             self.rewound = str(error)
             self.fence = None  # reads still have to be proven
         if first:
             self.cache.forget()
-            self.on_rewound(
-                StoreRolledBack(self.rewound)
-            )  # one without a traceback, which may be kept
+            # one without a traceback, which may be kept
+            self._notices.rolled_back(StoreRolledBack(self.rewound))
 
     def _send(self, commit: Commit) -> Applied | None:
         """Commit; once an answer was lost, repeat until the store says what became of it."""
@@ -264,14 +295,14 @@ class Transactor:
                 raise
             except StoreError as refusal:  # of the repeat, by what has become so since, perhaps
                 if doubtful and self._was_applied(commit, refusal):
-                    return Applied(held=True)  # others may have changed it since
+                    return Applied(held=True)  # other clients may have changed it since
                 raise
             pause = self._backoff(attempt)
             now = self._runtime.monotonic()
             give_up = give_up or now + self._deadline_s
             if now + pause > give_up:
                 if not doubtful:
-                    raise Unavailable(f"{self.store.name}: no answer to a question")
+                    raise Unavailable(f"{self.store.name}: no answer to a read")
                 raise Ambiguous(f"{self.store.name}: no answer to a commit", _doubt(commit))
             self._runtime.sleep(pause)
             attempt += 1
@@ -291,7 +322,7 @@ class Transactor:
     def fate(self, doubt: Doubt) -> bool:
         """Whether a commit in doubt was applied; if it was not, it never will be.
 
-        Raises: Unavailable, Ambiguous as long as nobody can tell; Voided where nobody ever will.
+        Raises: Unavailable, Ambiguous while it is not known; Voided where it never will be.
         """
         records = self._ended.get(doubt.fence)
         if records is None:
@@ -302,15 +333,22 @@ class Transactor:
                 found = self.view(lambda txn: txn.get_row(doubt.fence))
                 records = self._ended.get(doubt.fence, found)
         if not records:
-            raise Voided("nobody knows any more what became of a commit of an ended session")
+            raise Voided("the outcome of a commit of an ended session is not known any more")
         return records.get(doubt.worker) == pack_u64(doubt.number)
 
     def remember_ended(self, fence: bytes, records: Mapping[bytes, bytes]) -> None:
-        """What the row of a session of ours holds, which others have ended: for `fate`."""
+        """What the row of an own session holds that another client has ended: for `fate`."""
         with self._lock:
             self._ended[fence] = records
             while len(self._ended) > ENDED_MAX:
                 del self._ended[next(iter(self._ended))]
+
+    def _take_worker(self) -> bytes:
+        """A worker that has no commit under way."""
+        try:
+            return self._idle.pop()  # asking first whether there is one: another thread takes it
+        except IndexError:
+            return self._new_worker()
 
     def _new_worker(self) -> bytes:
         with self._lock:
@@ -341,7 +379,7 @@ def _settle(txn: Txn, doubt: Doubt, sealed: int) -> bool:
     """
     value = txn.get(doubt.fence, doubt.worker)
     last = 0 if value is None else id_of(value)
-    if last <= doubt.number:  # else somebody has settled it before
+    if last <= doubt.number:  # else another thread has settled it before
         txn.fence = doubt.fence
         number = last if last == doubt.number else sealed
         txn.put(doubt.fence, doubt.worker, pack_u64(number))

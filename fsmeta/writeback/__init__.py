@@ -1,1 +1,1 @@
-"""Write-back: commits that wait in a journal, their overlay, and replay in order."""
+"""Write-back: the store that holds commits back, what is asked of them, and replay in order."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fsmeta.errors import Ambiguous, Unavailable
 from fsmeta.store.contract import Commit, Store
-from fsmeta.writeback.log_entry import After
+from fsmeta.writeback.entries.log_entry import After
 
 
 class Passing:

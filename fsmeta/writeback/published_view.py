@@ -1,6 +1,6 @@
-"""The volume as others see it, for parts of a mount that writes back and must not see more.
+"""The volume as other clients see it, for parts of a write-back mount that must not see more.
 
-Clones and snapshots list slices that others can read already: they are made from what is
+Clones and snapshots list slices that other clients can read already: they are made from what is
 published, whatever the mount's programs do to their source meanwhile. Reads skip what is held back;
 commits pass, and wait for held ones that they would be in the way of.
 
@@ -19,19 +19,19 @@ from fsmeta.runtime import Runtime
 from fsmeta.schema import keys
 from fsmeta.schema.sessions import SessionRecord
 from fsmeta.store.contract import Commit, Listener, Store
-from fsmeta.txn.retry import Transactor
+from fsmeta.txn.retry import CommitNumbers, Transactor
 from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import Caller, Dentry, Ino
 from fsmeta.writeback.staged_store import StagedStore
 
 T = TypeVar("T")
 
-FIRST_WORKER: Final = 0xC000  # of the session's workers: behind the publisher's
+NUMBERS: Final = CommitNumbers(worker=0xC000)  # of the session's: behind the publisher's
 _CACHE_ROWS: Final = 1000  # the directory that is built, and a step's inodes
 
 
 class _Beneath:
-    """The store below a `StagedStore`. What it writes, that one is told of."""
+    """The store below a `StagedStore`, which it informs of what it writes."""
 
     def __init__(self, inner: Store, staged: StagedStore) -> None:
         self._inner = inner
@@ -52,20 +52,20 @@ class _Beneath:
         self._staged.commit_beneath(commit)
 
     def watch(self, listener: Listener) -> None:
-        """Nobody is told: what is remembered is proven by each commit."""
+        """No listener is called: each commit proves what is cached."""
 
-    def hear(self) -> None:
-        """Nothing is told."""
+    def poll_invalidations(self) -> None:
+        """There are no invalidations."""
 
-    def vouches(self) -> bool:
-        """What is read here is not heard of."""
+    def has_leases(self) -> bool:
+        """Rows that are read here are not leased."""
         return False
 
     def tidy(self) -> None:
         """The leader asks the store itself."""
 
     def close(self) -> None:
-        """Whose store it is closes it."""
+        """The owner of the store closes it."""
 
 
 class Published:
@@ -77,9 +77,8 @@ class Published:
         self.store = _Beneath(inner, staged)
         self._cache = RowCache(runtime, _CACHE_ROWS)
         self.transactor = Transactor(
-            self.store, runtime, self._cache, first_worker=FIRST_WORKER, beside=meta.transactor
+            self.store, runtime, self._cache, numbers=NUMBERS, beside=meta.transactor
         )
-        self.transactor.on_rewound = meta.transactor.stop_writing
         self.transactor.follow = self._follow
 
     @property
@@ -105,7 +104,7 @@ class Published:
         page = self.transactor.view(
             lambda _txn: directory.page(self.store, self._cache, row, begin)
         )
-        return keys.unpack_dentries(row, dict(page.items)), page.cursor
+        return list(keys.unpack_dentries(row, page.fields)), page.cursor
 
     def _follow(self) -> None:
         """The volume's settings have changed: follow the new ones. Raises: StoreError."""

@@ -1,13 +1,13 @@
-"""Publishing what was held back: a verb runs on the store as it is by now, and is ticked off.
+"""Publishing held commits: the verb runs again on the store as it is now, and is ticked off.
 
 The commit that applies an entry moves the marks of its domains in the journal's row, so an entry is
-applied once, whoever replays the journal and however often. An entry that no longer fits what
-others have done meanwhile is decided here: what they did stands, and no data go that nobody has
-deleted.
+applied once, whichever client replays the journal and however often. An entry that no longer fits
+what other clients have done meanwhile is decided here: their changes remain, and no data are lost
+that were not deleted.
 
 Entries of one domain whose turn it is are published in one commit where they can be: each sees what
 those before it do (`fsmeta/txn/batch`), and the marks move behind the last of them. So all of them
-happen or none does. Who does not go with the others is published by itself.
+happen or none does. Entries that cannot be batched are replayed in their own transaction.
 
 `Publisher` in fsclient calls these.
 """
@@ -32,15 +32,16 @@ from fsmeta.schema.journal import (
     mark_field,
     pack_holder,
 )
-from fsmeta.store.contract import ADD, SHIFT
+from fsmeta.store.writes import NO_LIMIT, Add, Shift
 from fsmeta.txn.batch import BatchTxn
 from fsmeta.txn.txn import Txn
 from fsmeta.types import NAME_MAX, ROOT_INO, FileType, Ino
-from fsmeta.writeback.log_entry import EVERY, VERBS, LogEntry, Rules
+from fsmeta.writeback.entries.intents import CreateIntent
+from fsmeta.writeback.entries.log_entry import EVERY, VERBS, LogEntry, VerbRules
 
 LOST_AND_FOUND: Final = b"lost+found"
 LOST_AND_FOUND_MAX: Final = 1000  # names that are tried: as many as users may have taken
-Charging: TypeAlias = Callable[[], Rules]  # of today
+Charging: TypeAlias = Callable[[], VerbRules]  # of today
 CAREFUL: Final = 16  # entries after a conflict: each may cost a request
 
 
@@ -49,7 +50,7 @@ def publish(
 ) -> bool:
     """Run an entry's verb; False where that had been done before.
 
-    `is_last`: nobody else will come to list the segment that it moved to.
+    `is_last`: no other file will list the segment that it moved to.
     Raises: OSError where it does not fit any more, ENOENT where a name leads elsewhere by now;
     Voided where the segment is not ours any more.
     """
@@ -58,9 +59,9 @@ def publish(
     for guard in entry.guards:
         if txn.get(guard.row, guard.name) != guard.dentry:
             raise OSError(errno.ENOENT, "the name leads elsewhere by now")
-    VERBS[entry.name](txn, entry.env(charging()), *entry.verb_args)
+    VERBS[entry.name](txn, entry.env(charging()), *entry.published)
     if entry.moved is not None:
-        segments.join(txn, entry.moved.segment, entry.args[0], is_last)
+        segments.join(txn, entry.moved.segment, entry.write.ino, is_last)
     _lift_limits(txn)
     _mark(txn, journal, entry)
     return True
@@ -82,9 +83,9 @@ def publish_run(
 ) -> list[bool]:
     """`publish` the first of `entries`, and with it as many of those behind it as go together.
 
-    `lasts` are their `is_last`, `most_at` is of `attempts`. Who has no place in the commit ends it,
-    and is the first of the next one. After a conflict, when nothing is supposed any more, they are
-    few, and then one.
+    `lasts` are their `is_last`, `most_at` is of `attempts`. An entry without a place in the commit
+    ends it, and is the first of the next one. After a conflict, when nothing is assumed any more,
+    the entries are few, and then one.
     Raises: as `publish`, about the first.
     """
     done: list[bool] = []
@@ -115,9 +116,8 @@ def is_published(txn: Txn, journal: int, entry: LogEntry) -> bool:
 def _lift_limits(txn: Txn) -> None:
     """What was accepted is not refused later."""
     for at, write in enumerate(txn.writes):
-        if write[0] in (ADD, SHIFT):
-            limit_at = 4 if write[0] == ADD else 5
-            txn.writes[at] = (*write[:limit_at], b"0", *write[limit_at + 1 :])
+        if isinstance(write, Add | Shift):
+            txn.writes[at] = write._replace(limit=NO_LIMIT)
 
 
 def _mark(txn: Txn, journal: int, entry: LogEntry) -> None:
@@ -127,30 +127,36 @@ def _mark(txn: Txn, journal: int, entry: LogEntry) -> None:
 
 
 def leave_out(txn: Txn, journal: int, entry: LogEntry) -> None:
-    """Tick an entry off without doing it: what others did stands."""
+    """Tick an entry off without doing it: other clients' changes remain."""
     if not is_published(txn, journal, entry):
         _mark(txn, journal, entry)
 
 
 def keeps_data(entry: LogEntry) -> bool:
     """Whether leaving an entry out would lose a file's data."""
-    return entry.name == "create" and FileType.of_mode(entry.args[2].mode) is not FileType.DIR
+    return isinstance(entry.intent, CreateIntent) and not entry.intent.makes_dir
 
 
 def rescue(txn: Txn, journal: int, entry: LogEntry, lost: Ino, charging: Charging) -> None:
     """Make the file of an entry in directory `lost`, under its name and number."""
     if is_published(txn, journal, entry):
         return
-    _, name, node = entry.args
-    create(txn, entry.env(charging()), lost, rescued_name(name, node.ino), node)
+    intent = _creation(entry)
+    create(txn, entry.env(charging()), lost, rescued_name(entry), intent.node)
     _lift_limits(txn)
     _mark(txn, journal, entry)
 
 
-def rescued_name(name: bytes, ino: Ino) -> bytes:
-    """What a file is called in LOST_AND_FOUND."""
-    suffix = b".%d" % ino
-    return name[: NAME_MAX - len(suffix)] + suffix
+def rescued_name(entry: LogEntry) -> bytes:
+    """What the file of an entry is called in LOST_AND_FOUND."""
+    intent = _creation(entry)
+    suffix = b".%d" % intent.node.ino
+    return intent.name[: NAME_MAX - len(suffix)] + suffix
+
+
+def _creation(entry: LogEntry) -> CreateIntent:
+    assert isinstance(entry.intent, CreateIntent), entry.name
+    return entry.intent
 
 
 def lost_and_found_names() -> Iterator[bytes]:
@@ -175,7 +181,7 @@ def lost_and_found(txn: Txn, name: bytes) -> Ino | None:
 
 
 def announce(txn: Txn, journal: int, holder: JournalHolder) -> None:
-    """Say whose a journal is: from now on gc knows that somebody may publish from it."""
+    """Note the holder of a journal: from now on gc knows that it may be published."""
     txn.put(journal_row(journal), HOLDER_FIELD, pack_holder(holder))
 
 
@@ -191,5 +197,5 @@ def abandon(txn: Txn, journal: int) -> None:
 
 
 def forget_journal(txn: Txn, journal: int) -> None:
-    """A journal is empty and gone: nobody will ask for its marks."""
+    """A journal is empty and gone: its marks are not needed any more."""
     txn.delete_row(journal_row(journal))

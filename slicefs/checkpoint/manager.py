@@ -1,4 +1,4 @@
-"""`CheckpointManager`: steps that are whole or not there, and how long they stay.
+"""`StepManager`: steps that are whole or not there, and how long they stay.
 
 Used by trainers, and by `slicefs.torch.CheckpointManager`. A step is published by one operation,
 after all its files are durable; `latest` gives only steps whose files are all there. What a killed
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from fsmeta.errors import Corrupt
 from fsmeta.runtime import Runtime, SystemRuntime
@@ -26,7 +26,7 @@ from slicefs.checkpoint.layout import (
     parse_step,
     step_name,
 )
-from slicefs.checkpoint.retention import Kept, Retention
+from slicefs.checkpoint.retention import RetainedStep, Retention
 from slicefs.checkpoint.saving import Draft, Saving, refuse_taken, renames
 from slicefs.checkpoint.step import Step, joined, load_step
 from slicefs.stores.opening import open_tree
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 ABANDONED_S: Final = 86400  # no save takes a day; a host that is gone leaves its files for so long
 
 
-class CheckpointManager:
+class StepManager:
     """The steps of one run in a directory, a bucket or a volume."""
 
     def __init__(
@@ -48,12 +48,24 @@ class CheckpointManager:
         keep_every: int | None = None,
         ephemeral_every: int | None = None,
         run: str = "",
+        dedupe: bool = True,
         runtime: Runtime | None = None,
     ) -> None:
+        """`dedupe`: in a volume, and on file systems that share blocks, a save writes only what
+        differs from the newest step.
+        """
         self.retention = Retention(keep_last, keep_every, ephemeral_every).checked()
         self._runtime = runtime or SystemRuntime()
         self._run = run
+        self._dedupe = dedupe
         self.tree = open_tree(url) if isinstance(url, str) else url
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A manager pickles, for a process that writes; its runtime is a new one there."""
+        return {name: each for name, each in vars(self).items() if name != "_runtime"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _runtime=SystemRuntime())
 
     def save(self, step: int, *, ephemeral: bool | None = None) -> Saving:
         """Begin to save a step; leaving the `with` block publishes it, and then old steps go.
@@ -67,11 +79,17 @@ class CheckpointManager:
         if ephemeral is None:
             ephemeral = self.retention.is_ephemeral(step)
         token = new_token(self._runtime.random_bits(64))
-        return _Managed(self, Draft(step, token, self._run, ephemeral))
+        return _Managed(self, Draft(step, token, self._run, ephemeral), self._dedupe, self._base())
 
     def join(self, step: int, token: str) -> Saving:
         """The save that another process began with `token`, to write files to; never published."""
-        return _Joined(self.tree, Draft(step, token, self._run, False))
+        return _Joined(self.tree, Draft(step, token, self._run, False), self._dedupe, self._base())
+
+    def _base(self) -> Step | None:
+        """The step that a new one is most like."""
+        if not self._dedupe or not renames(self.tree):
+            return None
+        return next((step for step in self.published() if step.manifest.run == self._run), None)
 
     def published(self) -> Iterator[Step]:
         """The steps with a manifest that decodes, newest first."""
@@ -79,7 +97,7 @@ class CheckpointManager:
             try:
                 step = load_step(self.tree, name)
             except Corrupt as error:
-                log.warning("step %d is passed over: %s", number, error)
+                log.warning("step %d is skipped: %s", number, error)
                 continue
             if step is not None and step.number == number:
                 yield step
@@ -102,7 +120,7 @@ class CheckpointManager:
             problem = next(step.problems(digest=digest), None)
             if problem is None:
                 return step
-            log.warning("step %d is passed over: %s", step.number, problem)
+            log.warning("step %d is skipped: %s", step.number, problem)
         return None
 
     def steps(self) -> list[int]:
@@ -135,7 +153,7 @@ class CheckpointManager:
         """
         whole = [step for step in self.published() if step.is_whole()]
         own = [step for step in whole if step.manifest.run == self._run]
-        gone = self.retention.doomed([Kept(s.number, s.manifest.ephemeral) for s in own])
+        gone = self.retention.doomed([RetainedStep(s.number, s.manifest.ephemeral) for s in own])
         for number in gone:
             self.remove(number)
         return gone
@@ -186,8 +204,8 @@ class CheckpointManager:
 class _Managed(Saving):
     """A save that applies the retention after it is published."""
 
-    def __init__(self, manager: CheckpointManager, draft: Draft) -> None:
-        super().__init__(manager.tree, draft)
+    def __init__(self, manager: StepManager, draft: Draft, dedupe: bool, base: Step | None) -> None:
+        super().__init__(manager.tree, draft, dedupe, base)
         self._manager = manager
 
     def publish(self) -> Step:

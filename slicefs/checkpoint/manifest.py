@@ -2,7 +2,9 @@
 
 A step without a manifest is not published. A manifest that does not decode, or whose own digest is
 wrong, is `Corrupt`. Digests of a file: SHA-256 of the whole, for comparing copies, and the CRC-32C
-of each chunk, so that a range is verified without reading the rest.
+of each chunk, so that a range is verified without reading the rest. Where the store can show bytes
+of one file in another, there is a digest of each piece, too, by which the next step finds what did
+not change.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from crc32c import crc32c
-
+from fsdata.resources.crc import crc32c
 from fsmeta.errors import Corrupt
 
-VERSION: Final = 1
+VERSION: Final = 2  # 1 has no digests of pieces
 CHUNK_BYTES: Final = 4 << 20  # of a file, under one CRC: what a small read costs at most
-MANIFEST_BYTES_MAX: Final = 256 << 20  # 16 TB in one file have 64 MB of CRCs
+PIECE_BYTES: Final = 1 << 20  # what a changed byte costs at most when the next step is saved
+MANIFEST_BYTES_MAX: Final = 768 << 20  # 16 TB have 32 MB of CRCs, and 512 MB of digests of pieces
+_PIECE_DIGEST_BYTES: Final = 16  # BLAKE2b
 
 
 class FileEntry(NamedTuple):
@@ -29,6 +32,7 @@ class FileEntry(NamedTuple):
     sha256: str
     crcs: tuple[int, ...]  # CRC-32C of each chunk
     chunk_bytes: int = CHUNK_BYTES
+    pieces: tuple[bytes, ...] = ()  # BLAKE2b of each, or none
 
     def check(self, name: str, index: int, data: bytes | memoryview) -> None:
         """Raises: EIO where chunk `index` is not what was written."""
@@ -71,7 +75,7 @@ class Digester:
         return FileEntry(self._size, self._whole.hexdigest(), crcs, self._chunk_bytes)
 
 
-class Manifest(NamedTuple):
+class StepManifest(NamedTuple):
     """A published step."""
 
     step: int
@@ -89,7 +93,10 @@ class Manifest(NamedTuple):
     def encode(self) -> bytes:
         """The bytes of the manifest's file."""
         files = {
-            name: [entry.size, entry.sha256, entry.chunk_bytes, _pack(entry.crcs)]
+            name: [
+                *(entry.size, entry.sha256, entry.chunk_bytes, _pack(entry.crcs)),
+                b"".join(entry.pieces).hex(),
+            ]
             for name, entry in sorted(self.files.items())
         }
         body = {**self._asdict(), "files": files, "version": VERSION}
@@ -97,16 +104,16 @@ class Manifest(NamedTuple):
         return _canonical({**body, "digest": hashlib.sha256(text).hexdigest()})
 
 
-def decode(data: bytes, where: str) -> Manifest:
+def decode(data: bytes, where: str) -> StepManifest:
     """Raises: Corrupt."""
     try:
         body = json.loads(data)
         digest = body.pop("digest")
-        if body["version"] != VERSION:
+        if body["version"] not in (1, VERSION):
             raise ValueError(f"version {body['version']} is not known; use a newer SliceFS")
         if hashlib.sha256(_canonical(body)).hexdigest() != digest:
             raise ValueError("its digest is wrong")
-        return Manifest(
+        return StepManifest(
             step=int(body["step"]),
             owner=str(body["owner"]),
             run=str(body["run"]),
@@ -119,8 +126,11 @@ def decode(data: bytes, where: str) -> Manifest:
 
 
 def _files(files: Mapping[str, Any]) -> Iterable[tuple[str, FileEntry]]:
-    for name, (size, sha256, chunk_bytes, packed) in files.items():
-        entry = FileEntry(int(size), str(sha256), _unpack(packed), int(chunk_bytes))
+    for name, (size, sha256, chunk_bytes, packed, *more) in files.items():
+        pieces = _unpack_pieces(*more)
+        entry = FileEntry(int(size), str(sha256), _unpack(packed), int(chunk_bytes), pieces)
+        if pieces and len(pieces) != -(-entry.size // PIECE_BYTES):
+            raise ValueError(f"{name}: the number of its pieces is wrong")
         if entry.chunk_bytes < 1 or len(entry.crcs) != -(-entry.size // entry.chunk_bytes):
             raise ValueError(f"{name}: the number of its checksums is wrong")
         yield _safe(name), entry
@@ -146,6 +156,13 @@ def _pack(crcs: Iterable[int]) -> str:
 
 def _unpack(text: str) -> tuple[int, ...]:
     return tuple(int(text[at : at + 8], 16) for at in range(0, len(text), 8))
+
+
+def _unpack_pieces(text: str = "") -> tuple[bytes, ...]:
+    data, size = bytes.fromhex(text), _PIECE_DIGEST_BYTES
+    if len(data) % size:
+        raise ValueError("a digest of a piece is cut")
+    return tuple(data[at : at + size] for at in range(0, len(data), size))
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fsmeta.errors import ConfigError
 
 
-class Kept(NamedTuple):
+class RetainedStep(NamedTuple):
     """A published step, as the policy sees it."""
 
     number: int
@@ -44,7 +44,7 @@ class Retention(NamedTuple):
             return False
         return number % self.ephemeral_every == 0
 
-    def doomed(self, steps: Sequence[Kept]) -> list[int]:
+    def doomed(self, steps: Sequence[RetainedStep]) -> list[int]:
         """The steps to remove, oldest first; the newest one is never among them."""
         ordered = sorted(steps)[:-1]
         newest = max(steps, default=None)

@@ -118,5 +118,15 @@ def decode_header(data: bytes, size: int, where: str) -> dict[str, Located]:
     return found
 
 
+def header_metadata(data: bytes, where: str) -> dict[str, str]:
+    """The `__metadata__` of a file, from all bytes before its tensors. Raises: Corrupt."""
+    begin = header_length(data, where)
+    try:
+        found = json.loads(data[_LENGTH.size : begin]).get("__metadata__", {})
+        return {str(name): str(value) for name, value in found.items()}
+    except (ValueError, AttributeError) as error:
+        raise _corrupt(where, str(error)) from error
+
+
 def _corrupt(where: str, why: str) -> Corrupt:
     return Corrupt(where.encode(errors="surrogateescape"), b"safetensors", why)

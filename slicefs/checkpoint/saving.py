@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from slicefs.checkpoint.dedupe import DedupeBase, DedupingWriter
 from slicefs.checkpoint.layout import DATA, MANIFEST, step_name
-from slicefs.checkpoint.manifest import Digester, FileEntry, Manifest, safe_name
+from slicefs.checkpoint.manifest import Digester, FileEntry, StepManifest, safe_name
 from slicefs.checkpoint.step import Step, joined, load_step, url_below
-from slicefs.stores.tree import Buffer, Tree, Writer
+from slicefs.stores.tree import Buffer, RangeWriter, Tree, Writer
 
 BUCKETS: Final = ("s3://", "r2://", "gs://")  # there a directory is moved file by file
 LATEST: Final = ".slicefs-latest"  # names the newest step, for shell scripts
@@ -42,10 +43,18 @@ def renames(tree: Tree) -> bool:
 class DigestingWriter:
     """A file of a save: a `Writer` that also digests."""
 
-    def __init__(self, writer: Writer, name: str, entries: dict[str, FileEntry]) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        name: str,
+        entries: dict[str, FileEntry],
+        deduping: DedupingWriter | None = None,
+    ) -> None:
+        """`deduping`: what passes on bytes to the writer, if not all of them are written."""
         self._writer = writer
         self._name = name
         self._entries = entries
+        self._deduping = deduping
         self._digester = Digester()
         self.closed = False
 
@@ -53,7 +62,10 @@ class DigestingWriter:
         """Take all of `data`."""
         view = memoryview(data).cast("B")
         self._digester.update(view)
-        self._writer.write(view)
+        if self._deduping is None:
+            self._writer.write(view)
+        else:
+            self._deduping.write(view)
         return len(view)
 
     def tell(self) -> int:
@@ -71,8 +83,16 @@ class DigestingWriter:
         """Make the file part of the save; durable when this returns."""
         if not self.closed:
             self.closed = True
+            entry = self._digester.entry()
+            if self._deduping is not None:
+                try:
+                    self._deduping.finish()
+                except BaseException:
+                    self._writer.abort()
+                    raise
+                entry = entry._replace(pieces=tuple(self._deduping.pieces))
             self._writer.close()
-            self._entries[self._name] = self._digester.entry()
+            self._entries[self._name] = entry
 
     def abort(self) -> None:
         """Leave nothing."""
@@ -98,9 +118,15 @@ class DigestingWriter:
 class Saving:
     """A save in progress. Leaving a `with` block publishes it, or leaves nothing after an error."""
 
-    def __init__(self, tree: Tree, draft: Draft) -> None:
+    def __init__(
+        self, tree: Tree, draft: Draft, dedupe: bool = False, base: Step | None = None
+    ) -> None:
+        """`dedupe`: what `base` has is not written again, where the tree can share it."""
         self.tree = tree
         self._draft = draft
+        self._dedupe = dedupe
+        self._base = base
+        self._deduping: list[DedupingWriter] = []
         self._entries: dict[str, FileEntry] = {}
         self._step_folder = step_name(draft.step)
         self._ended = False
@@ -132,7 +158,19 @@ class Saving:
         if name in self._entries or name == MANIFEST:
             raise FileExistsError(errno.EEXIST, "the save has such a file already", name)
         writer = self.tree.writer(joined(self.folder, name), size=size)
-        return DigestingWriter(writer, name, self._entries)
+        if not self._dedupe or not isinstance(writer, RangeWriter):
+            return DigestingWriter(writer, name, self._entries)
+        base, step = None, self._base
+        if step is not None and step.manifest.files.get(name) is not None:
+            base = DedupeBase(joined(step.data, name), step.manifest.files[name])
+        deduping = DedupingWriter(writer, base)
+        self._deduping.append(deduping)
+        return DigestingWriter(writer, name, self._entries, deduping)
+
+    @property
+    def reused_bytes(self) -> int:
+        """How much of what was written here was taken from an earlier step."""
+        return sum(each.reused_bytes for each in self._deduping)
 
     def put(self, name: str, data: Buffer) -> None:
         """Write a whole file."""
@@ -146,7 +184,7 @@ class Saving:
     def publish(self) -> Step:
         """Make the step visible, whole. Raises: FileExistsError, EIO where a file is not there."""
         draft = self._draft
-        manifest = Manifest(
+        manifest = StepManifest(
             draft.step, draft.token, draft.run, self._data, draft.ephemeral, self.entries
         )
         missing = next(Step(self.tree, self.folder, manifest._replace(data="")).problems(), None)
@@ -157,7 +195,7 @@ class Saving:
         self.tree.write_atomic(LATEST, [f"{self._step_folder}\n".encode()])
         return Step(self.tree, self._step_folder, manifest)
 
-    def _publish(self, manifest: Manifest) -> None:
+    def _publish(self, manifest: StepManifest) -> None:
         target = joined(self._step_folder, MANIFEST)
         if renames(self.tree):
             refuse_taken(self.tree, manifest.step)

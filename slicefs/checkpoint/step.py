@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from slicefs.checkpoint.layout import MANIFEST
-from slicefs.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, decode
+from slicefs.checkpoint.manifest import MANIFEST_BYTES_MAX, StepManifest, decode
 from slicefs.checkpoint.reading import VerifiedReader, verify_file
 from slicefs.stores.tree import Tree
 
@@ -21,7 +21,7 @@ BUFFER_BYTES: Final = 64 << 10
 class Step:
     """One published step."""
 
-    def __init__(self, tree: Tree, folder: str, manifest: Manifest) -> None:
+    def __init__(self, tree: Tree, folder: str, manifest: StepManifest) -> None:
         self.tree = tree
         self.folder = folder  # of the step, in the tree
         self.manifest = manifest

@@ -1,4 +1,4 @@
-"""`slicefs ckpt`: clean, verify, unshard, move, map and export checkpoints.
+"""`slicefs ckpt`: clean, verify, unshard, move, map, export, and a pipeline of these.
 
 The command line finds this group as an entry point, when it is called. URLs are what
 `slicefs.open_tree` takes. Exit codes: 0 done, 1 failed, 2 wrong command line, 3 problems found.
@@ -9,49 +9,74 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import click
 
+from fsclient.cli.options.arguments import command
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import duration, size
 from fsclient.cli.options.progress import ProgressLine
+from fsclient.cli.options.tell import tell
 from fsclient.volume.units import format_size
 from fsmeta.errors import ConfigError, Corrupt
 from fsmeta.runtime import SystemRuntime
-from slicefs.checkpoint.layout import parse_step, real_steps
+from slicefs.checkpoint.layout import parse_step
 from slicefs.checkpoint.step import joined, url_below
+from slicefs.cli.pipeline import pipeline
+from slicefs.cli.unshard import unshard
 from slicefs.client.parallel import Readers
 from slicefs.lifecycle.clean import (
     ARCHIVE_BYTES_MAX,
-    Rules,
+    CleanPolicy,
+    Doomed,
     RunVerdict,
     judge,
     refuse_non_runs,
-    remove_run,
+    remove_runs,
 )
-from slicefs.lifecycle.move import Stores, export as export_files, move as move_files
-from slicefs.lifecycle.run_map import Resolver, map_run, plugged_resolver, table_resolver
-from slicefs.lifecycle.transfer import Copier, CopyReport, Endpoint
-from slicefs.lifecycle.unshard import unshard as unshard_step
+from slicefs.lifecycle.move import OpenTrees, export as export_files, move as move_files, move_logs
+from slicefs.lifecycle.run_map import (
+    Resolver,
+    map_run,
+    plugged_resolver,
+    table_resolver,
+    wandb_resolver,
+)
+from slicefs.lifecycle.transfer import Copier, CopyReport, TransferEnd
 from slicefs.lifecycle.verify import verify_step
 
+F = TypeVar("F", bound=Callable[..., Any])
 FOUND: Final = 3
 _RUNTIME: Final = SystemRuntime()
-_jobs = click.option(
-    "-j", "--jobs", default=4, type=click.IntRange(1, 64), help="How many at a time."
-)
+_CLEAN_JOBS: Final = 32  # they wait for listings and deletions, and move no bytes
+
+
+def _jobs_of(default: int) -> Callable[[F], F]:
+    kind, text = click.IntRange(1, 64), "Number of runs or files at a time."
+    return click.option("-j", "--jobs", default=default, show_default=True, type=kind, help=text)
+
+
+_jobs = _jobs_of(4)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group(name="ckpt", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    name="ckpt",
+    epilog=examples(
+        "slicefs ckpt verify /mnt/vol/run", "slicefs ckpt move /mnt/vol/run s3://archive/run"
+    ),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.pass_context
 def ckpt(ctx: click.Context) -> None:
-    """Checkpoints of training runs: clean, verify, unshard, move, map and export.
+    """Checkpoints of training runs: clean, verify, unshard, move, map, export, pipeline.
 
     A URL is a directory, file:///DIR, s3://BUCKET/PREFIX, r2://…, gs://…, slicefs://VOLUME/PATH or
     META-URL#PATH.
     """
-    ctx.obj = ctx.with_resource(Stores())
+    ctx.obj = ctx.with_resource(OpenTrees())
 
 
 def _each(urls: Sequence[str], jobs: int, work: Callable[[str], Any]) -> list[tuple[str, Any]]:
@@ -72,72 +97,102 @@ def _why(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-@ckpt.command()
+@dataclass(frozen=True, kw_only=True)
+class CleanArguments:
+    """The command line of `slicefs ckpt clean`."""
+
+    runs: tuple[str, ...]
+    dry_run: bool
+    ignore_non_runs: bool
+    older_than: float | None
+    jobs: int
+    as_json: bool
+    verify: bool
+    bypass_run_verification: bool
+    max_archive_size: int
+
+
+@command(
+    CleanArguments,
+    group=ckpt,
+    short_help="Remove runs that have no checkpoint beyond step 0.",
+    epilog=examples(
+        "slicefs ckpt clean -n --older-than 7d s3://runs/a s3://runs/b",
+        "slicefs ckpt clean --verify /mnt/vol/runs/*",
+    ),
+)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN…")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--verify", is_flag=True, help="Count a step only if it is whole.")
-@click.option("--ignore-non-runs", is_flag=True, help="Pass over what does not look like a run.")
-@click.option("--bypass-run-verification", is_flag=True, help="Take each RUN for a run.")
-@click.option("--older-than", type=duration, metavar="TIME", help="Only runs at rest for 7d, 12h.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be removed.")
+@click.option("--verify", is_flag=True, help="Count only complete steps.")
+@click.option("--ignore-non-runs", is_flag=True, help="Skip what does not look like a run.")
+@click.option(
+    "--bypass-run-verification", is_flag=True, help="Treat each RUN as a run, without a test."
+)
+@click.option(
+    "--older-than",
+    type=duration,
+    metavar="TIME",
+    help="Only runs without a change for this time, as 7d or 12h.",
+)
 @click.option(
     "--max-archive-size", type=size, default=ARCHIVE_BYTES_MAX, metavar="SIZE", show_default="5GiB"
 )
-@_jobs
+@_jobs_of(_CLEAN_JOBS)
 @_json
 @click.pass_obj
-def clean(
-    stores: Stores,
-    /,
-    runs: tuple[str, ...],
-    dry_run: bool,
-    ignore_non_runs: bool,
-    older_than: float | None,
-    jobs: int,
-    as_json: bool,
-    **words: Any,
-) -> int:
+def clean(stores: OpenTrees, args: CleanArguments) -> int:
     """Remove each RUN, a directory or a tar archive, that has no checkpoint beyond step 0.
 
     Nothing is removed if one of them does not look like a run. In a volume with a trash, files go
     there: `slicefs restore` brings them back.
     """
-    before = None if older_than is None else _RUNTIME.now_ns() - int(older_than * 1e9)
-    rules = Rules(
-        words["verify"], words["bypass_run_verification"], before, words["max_archive_size"]
-    )
-    found = _each(runs, jobs, lambda url: judge(stores.endpoint(url), rules))
-    if not ignore_non_runs:
+    before = None if args.older_than is None else _RUNTIME.now_ns() - int(args.older_than * 1e9)
+    rules = CleanPolicy(args.verify, args.bypass_run_verification, before, args.max_archive_size)
+    found = _each(args.runs, args.jobs, lambda url: judge(stores.endpoint(url), rules))
+    if not args.ignore_non_runs:
         refuse_non_runs([(u, v) for u, v in found if isinstance(v, RunVerdict)])
-    doomed = [url for url, v in found if isinstance(v, RunVerdict) and v.verdict == "remove"]
-    if not dry_run:
-        removed = dict(_each(doomed, jobs, lambda url: remove_run(stores.endpoint(url))))
-        found = [(u, e if isinstance(e := removed.get(u), Exception) else v) for u, v in found]
-    if as_json:
-        click.echo(json.dumps({url: _verdict(each) for url, each in found}, indent=2))
+    doomed = [
+        Doomed(url, stores.endpoint(url), verdict)
+        for url, verdict in found
+        if isinstance(verdict, RunVerdict) and verdict.verdict == "remove"
+    ]
+    if not args.dry_run:
+        failed = remove_runs(doomed, args.jobs)
+        found = [(url, failed.get(url, verdict)) for url, verdict in found]
+    if args.as_json:
+        judged = [{"path": url, **_verdict(each)} for url, each in found]
+        tell({"dry_run": args.dry_run, "runs": judged}, paths=args.runs)
     else:
         for url, each in found:
             shown = _verdict(each)
             click.echo(f"{shown['verdict']:8} {url}  {shown['why']}")
-        freed = sum(v.size for u, v in found if u in doomed and isinstance(v, RunVerdict))
-        verb = "would be removed" if dry_run else "removed"
-        click.echo(f"{len(doomed)} of {len(found)} runs {verb}, {format_size(freed)}")
+        gone = [v for _, v in found if isinstance(v, RunVerdict) and v.verdict == "remove"]
+        freed = sum(each.size for each in gone)
+        verb = "would be removed" if args.dry_run else "removed"
+        click.echo(f"{len(gone)} of {len(found)} runs {verb}, {format_size(freed)}")
     return int(any(isinstance(each, Exception) for _, each in found))
 
 
 def _verdict(each: RunVerdict | Exception) -> dict[str, Any]:
     if isinstance(each, RunVerdict):
-        return each._asdict()
+        return each.told()
     return {"verdict": "failed", "why": _why(each)}
 
 
-@ckpt.command()
+@ckpt.command(
+    short_help="Check whether each step is complete.",
+    epilog=examples(
+        "slicefs ckpt verify /mnt/vol/run",
+        "slicefs ckpt verify --digest --json s3://runs/a/step-1000",
+    ),
+)
 @click.argument("urls", nargs=-1, required=True, metavar="URL…")
 @click.option("--digest", is_flag=True, help="Read all bytes and compare the manifest's digests.")
 @_jobs
 @_json
 @click.pass_obj
-def verify(stores: Stores, urls: tuple[str, ...], digest: bool, jobs: int, as_json: bool) -> int:
-    """Say of each step whether it is whole; URL is a step, or a run whose steps are looked at."""
+def verify(stores: OpenTrees, urls: tuple[str, ...], digest: bool, jobs: int, as_json: bool) -> int:
+    """Check whether each step is complete; URL is a step, or a run whose steps are checked."""
     steps = [step for url in urls for step in _steps(stores, url)]
     found = _each(steps, jobs, lambda url: _verify(stores, url, digest))
     problems = {
@@ -145,7 +200,10 @@ def verify(stores: Stores, urls: tuple[str, ...], digest: bool, jobs: int, as_js
         for url, each in found
     }
     if as_json:
-        click.echo(json.dumps(problems, indent=2))
+        tell(
+            {"steps": [{"path": url, "problems": lines} for url, lines in problems.items()]},
+            paths=urls,
+        )
     else:
         for url, lines in problems.items():
             click.echo(f"{'damaged' if lines else 'whole':8} {url}")
@@ -154,12 +212,12 @@ def verify(stores: Stores, urls: tuple[str, ...], digest: bool, jobs: int, as_js
     return FOUND if any(problems.values()) else 0
 
 
-def _verify(stores: Stores, url: str, digest: bool) -> Any:
+def _verify(stores: OpenTrees, url: str, digest: bool) -> Any:
     at = stores.endpoint(url)
     return verify_step(at.tree, at.path, digest=digest)
 
 
-def _steps(stores: Stores, url: str) -> list[str]:
+def _steps(stores: OpenTrees, url: str) -> list[str]:
     """The steps of a run, or the step itself."""
     at = stores.endpoint(url)
     if parse_step(at.path.rpartition("/")[2]):
@@ -171,108 +229,96 @@ def _steps(stores: Stores, url: str) -> list[str]:
     raise ConfigError(f"{url}: is not there: name the directory of a run or a step")
 
 
-def _below(at: Endpoint, name: str) -> str:
+def _below(at: TransferEnd, name: str) -> str:
     return url_below(at.tree.url, joined(at.path, name))
 
 
-@ckpt.command()
-@click.argument("src")
-@click.argument("dst")
-@click.option("--latest-checkpoint-only", is_flag=True, help="Of a run, the newest step.")
-@click.option("--checkpoint-num", type=click.IntRange(0), help="Of a run, this step.")
-@click.option("--model-only", is_flag=True, help="Leave out the optimizer and what is no tensor.")
-@click.option("--delete-sharded", is_flag=True, help="Remove the shards after the result is read.")
-@_json
-@click.pass_obj
-def unshard(
-    stores: Stores,
-    src: str,
-    dst: str,
-    latest_checkpoint_only: bool,
-    checkpoint_num: int | None,
-    model_only: bool,
-    delete_sharded: bool,
-    as_json: bool,
-) -> int:
-    """Write safetensors of the DCP step, or of each step of the run, SRC to DST.
+@dataclass(frozen=True, kw_only=True)
+class MoveArguments:
+    """The command line of `slicefs ckpt move`."""
 
-    One tensor is in memory at a time. Of a run, DST gets a directory stepN-unsharded for each step.
-    """
-    if latest_checkpoint_only and checkpoint_num is not None:
-        raise ConfigError("--checkpoint-num: leave out --latest-checkpoint-only")
-    line = ProgressLine(_RUNTIME)
-    reports = {}
-    for step, target in _pairs(stores, src, dst, latest_checkpoint_only, checkpoint_num):
-        first, second = stores.endpoints(step, target)
-        report = unshard_step(
-            first, second, model_only=model_only, delete_sharded=delete_sharded, say=line.show
-        )
-        line.clear()
-        reports[target] = report._asdict()
-        if not as_json:
-            done = "is there already" if report.skipped else format_size(report.written_bytes)
-            click.echo(f"{target}: {report.tensors} tensors, {done}")
-    if as_json:
-        click.echo(json.dumps(reports, indent=2))
-    return 0
+    src: str
+    dst: str
+    keep_src: bool
+    entry: str
+    with_logs: tuple[str, ...]
+    dry_run: bool
+    jobs: int
+    as_json: bool
 
 
-def _pairs(
-    stores: Stores, src: str, dst: str, latest: bool, number: int | None
-) -> list[tuple[str, str]]:
-    at = stores.endpoint(src)
-    if parse_step(at.path.rpartition("/")[2]) and not latest and number is None:
-        return [(src, dst)]
-    names = real_steps(e.name for e in at.tree.list_dir(at.path) if e.is_dir)
-    sharded = [name for name in names if not name.endswith("-unsharded")]
-    if number is not None:
-        sharded = [n for n in sharded if (p := parse_step(n)) and p.number == number]
-    if not sharded:
-        raise ConfigError(f"{src}: has no such step: see `slicefs ckpt verify {src}`")
-    target = stores.endpoint(dst)
-    wanted = sharded[-1:] if latest else sharded
-    return [(_below(at, name), _below(target, f"{name}-unsharded")) for name in wanted]
-
-
-@ckpt.command()
+@command(
+    MoveArguments,
+    group=ckpt,
+    epilog=examples(
+        "slicefs ckpt move -n /mnt/vol/run s3://archive/run",
+        "slicefs ckpt move --keep-src --json /mnt/vol/run s3://archive/run",
+    ),
+)
 @click.argument("src")
 @click.argument("dst")
 @click.option("--keep-src", is_flag=True, help="Copy, and leave SRC as it is.")
 @click.option("--entry", default="", metavar="NAME", help="Only this file or directory of SRC.")
-@click.option("-n", "--dry-run", "--plan", is_flag=True, help="Only say what would be sent.")
+@click.option(
+    "--with-logs", multiple=True, metavar="GLOB", help="Copy these local files to DST/logs, too."
+)
+@click.option("-n", "--dry-run", "--plan", is_flag=True, help="Only print what would be sent.")
 @_jobs
+@_json
 @click.pass_obj
-def move(
-    stores: Stores, src: str, dst: str, keep_src: bool, entry: str, dry_run: bool, jobs: int
-) -> int:
+def move(stores: OpenTrees, args: MoveArguments) -> int:
     """Move the run SRC to DST. Each copy is read back before its source is removed.
 
     Files that are there with the same content are skipped, so an interrupted move is run again.
     """
-    source, target = stores.endpoints(src, dst)
+    source, target = stores.endpoints(args.src, args.dst)
     line = ProgressLine(_RUNTIME)
-    copier = Copier(source, target, jobs=jobs, runtime=_RUNTIME, say=line.show)
-    if dry_run:
+    copier = Copier(source, target, jobs=args.jobs, runtime=_RUNTIME, say=line.show)
+    if args.dry_run:
         files, count = copier.plan()
-        click.echo(f"{files} files, {format_size(count)} would be sent from {src} to {dst}")
+        if args.as_json:
+            tell(
+                {"dry_run": True, "files": files, "bytes": count}, source=args.src, target=args.dst
+            )
+        else:
+            click.echo(
+                f"{files} files, {format_size(count)} would be sent from {args.src} to {args.dst}"
+            )
         return 0
-    report = move_files(source, target, copier, keep_src=keep_src, entry=entry)
+    report = move_files(source, target, copier, keep_src=args.keep_src, entry=args.entry)
     line.clear()
+    logs = 0
+    if args.with_logs and not (report.copy.failures or report.left):
+        logs = move_logs(args.with_logs, target, keep=args.keep_src)
+    if args.as_json:
+        done = {"dry_run": False, "renamed": report.renamed, **report.copy.told()}
+        left = {"removed": report.removed, "left": list(report.left), "logs": logs}
+        tell({**done, **left}, source=args.src, target=args.dst)
+        return int(bool(report.copy.failures or report.left))
+    if logs:
+        click.echo(f"{logs} log files are in {args.dst}/logs")
     if report.renamed:
         click.echo(f"renamed, {report.removed} files")
         return 0
     _said(report.copy)
     for path in report.left:
-        click.echo(f"{path}: has changed meanwhile and stays: run the move again", err=True)
+        click.echo(f"{path}: has changed during the move and stays: run the move again", err=True)
     return int(bool(report.copy.failures or report.left))
 
 
-@ckpt.command()
+@ckpt.command(
+    short_help="Copy a step as plain files, verified.",
+    epilog=examples(
+        "slicefs ckpt export /mnt/vol/run/step-1000 /data/step-1000",
+        "slicefs ckpt export --json redis://localhost/1#run s3://public/run",
+    ),
+)
 @click.argument("src")
 @click.argument("dst")
 @_jobs
+@_json
 @click.pass_obj
-def export(stores: Stores, src: str, dst: str, jobs: int) -> int:
+def export(stores: OpenTrees, src: str, dst: str, jobs: int, as_json: bool) -> int:
     """Copy the step or directory SRC to DST as plain files, verified, without any of our own."""
     source, target = stores.endpoints(src, dst)
     line = ProgressLine(_RUNTIME)
@@ -280,7 +326,10 @@ def export(stores: Stores, src: str, dst: str, jobs: int) -> int:
         source, lambda at: Copier(at, target, jobs=jobs, runtime=_RUNTIME, say=line.show)
     )
     line.clear()
-    _said(report)
+    if as_json:
+        tell(report.told(), source=src, target=dst)
+    else:
+        _said(report)
     return int(bool(report.failures))
 
 
@@ -293,21 +342,37 @@ def _said(report: CopyReport) -> None:
         click.echo(failure, err=True)
 
 
-@ckpt.command(name="map")
+@ckpt.command(
+    name="map",
+    short_help="Print which path of the tracker each run has.",
+    epilog=examples(
+        "slicefs ckpt map --table paths.json /mnt/vol/runs/*",
+        "slicefs ckpt map --resolver lab:paths_of --output map.json s3://runs/a",
+    ),
+)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN…")
-@click.option("--table", type=click.Path(exists=True, dir_okay=False), help="JSON: id to path.")
-@click.option("--resolver", metavar="MODULE:FUNCTION", help="A function from an id to its paths.")
+@click.option(
+    "--table",
+    type=click.Path(exists=True, dir_okay=False),
+    help="JSON file that gives the path of each id.",
+)
+@click.option(
+    "--resolver", metavar="MODULE:FUNCTION", help="Python function that returns the paths of an id."
+)
+@click.option("--wandb", metavar="ENTITY/PROJECT", help="Ask W&B for runs with this name or id.")
 @click.option("--output", type=click.Path(dir_okay=False), help="Write the JSON to this file.")
+@click.option("--json", is_flag=True, expose_value=False, help="Print JSON; it always does.")
 @click.pass_obj
 def map_(
-    stores: Stores,
+    stores: OpenTrees,
     runs: tuple[str, ...],
     table: str | None,
     resolver: str | None,
+    wandb: str | None,
     output: str | None,
 ) -> int:
     """Print, as JSON, which path of the tracker each RUN has, by the ids in its wandb/ logs."""
-    resolve = _resolver(table, resolver)
+    resolve = _resolver(table, resolver, wandb)
     found = {url: map_run(stores.endpoint(url), resolve) for url in runs}
     text = json.dumps({url: each.path for url, each in found.items() if each.path}, indent=2)
     if output is None:
@@ -321,10 +386,16 @@ def map_(
     return FOUND if any(each.problem for each in found.values()) else 0
 
 
-def _resolver(table: str | None, resolver: str | None) -> Resolver:
-    if (table is None) == (resolver is None):
-        raise ConfigError("map: say how ids become paths, with --table or with --resolver")
+def _resolver(table: str | None, resolver: str | None, wandb: str | None) -> Resolver:
+    if [table, resolver, wandb].count(None) != 2:
+        raise ConfigError("map: name the source of the paths: --table, --resolver or --wandb")
+    if wandb is not None:
+        return wandb_resolver(wandb)
     if resolver is not None:
         return plugged_resolver(resolver)
     with open(str(table), encoding="utf-8") as file:
         return table_resolver(file.read(), str(table))
+
+
+ckpt.add_command(pipeline)
+ckpt.add_command(unshard)

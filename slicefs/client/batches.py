@@ -1,8 +1,7 @@
 """`read_many` and `prefetch`: batches of whole files and ranges, many files at a time.
 
-Names in one directory are learned by listing it where a batch wants many of them, and attributes
-come many in one request; then each file is opened, judged and read as by any reader. Blocks that
-several files share (segments) are fetched once.
+Small files are read in bulk, without opening each (`bulk`). The others are opened, judged and read
+as by any reader, many at a time.
 
 Called by `Client`. Threading: any thread; the threads of a batch end with it.
 """
@@ -10,19 +9,18 @@ Called by `Client`. Threading: any thread; the threads of a batch end with it.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final, TypeAlias
 
-from fsmeta.errors import StoreError
-from slicefs.client import files, names
+from slicefs.client import bulk, files
+from slicefs.client.bulk import KnownFile
 from slicefs.client.parallel import RUNTIME, Readers
-from slicefs.client.paths import View
-from slicefs.client.ranges import MAX_GAP_BYTES, WHOLE, Item, Span, cut, plan
+from slicefs.client.paths import CallerView
+from slicefs.client.ranges import MAX_GAP_BYTES, WHOLE, Item, MergedRead, WantedRange, cut, plan
 
 READERS: Final = 16  # files at a time: most of a small read is waiting for the store
-LISTED_FROM: Final = 32  # names wanted of a directory: from here on a listing costs less
+BULK_FROM: Final = 2  # files: one by itself takes as many requests when it is opened
 PREFETCH_BATCH: Final = 64  # files: what is read of them is dropped again at once
 
 Prefetch: TypeAlias = "Future[int]"
@@ -32,7 +30,7 @@ Prefetch: TypeAlias = "Future[int]"
 class BatchReader:
     """Reads of many files of one volume."""
 
-    def __init__(self, view: Callable[[], View]) -> None:
+    def __init__(self, view: Callable[[], CallerView]) -> None:
         self._view = view
         self._readers = Readers(READERS)
 
@@ -40,20 +38,32 @@ class BatchReader:
         """Each item's bytes, in order. Raises: what the first failed read met."""
         spans = plan(items, max_gap)
         view = self._view()
-        self._learn(view, spans)
-        return self._readers.read_all(spans, lambda span: _read(view, span), len(items))
+        out = [memoryview(b"")] * len(items)
+        if len(spans) >= BULK_FROM and not view.vfs.atimes.on:
+            done, spans = bulk.read(view, spans, self._readers)
+            for place, data in done:
+                out[place] = data
 
-    def _learn(self, view: View, spans: Sequence[Span]) -> None:
-        """List directories of which many names are wanted; what fails is met again by the reads."""
-        folders = Counter(os.path.dirname(span.path) for span in spans)
-        for folder, count in folders.items():
-            if count < LISTED_FROM:
-                continue
-            try:
-                for _ in names.entries(view, view.find(folder or ".").ino, attrs=True):
-                    pass
-            except (OSError, StoreError):
-                continue
+        def read(span: MergedRead) -> None:
+            for place, data in _read(view, span):
+                out[place] = data
+
+        self._readers.run(spans, read)
+        return out
+
+    def read_known(self, known: Sequence[KnownFile]) -> list[memoryview]:
+        """Each file's bytes, by its slice. Raises: as `read_many`."""
+        spans = [
+            MergedRead(file.path, 0, WHOLE, (WantedRange(place, 0, WHOLE),))
+            for place, file in enumerate(known)
+        ]
+        done, left = bulk.read(self._view(), spans, self._readers, known)
+        out = [memoryview(b"")] * len(known)
+        for place, data in done:
+            out[place] = data
+        for span, data in zip(left, self.read_many([each.path for each in left]), strict=True):
+            out[span.parts[0].place] = data
+        return out
 
     def prefetch(self, items: Sequence[Item]) -> Prefetch:
         """Read items for the caches' sake, in a thread of its own."""
@@ -74,7 +84,7 @@ class BatchReader:
         return done
 
 
-def _read(view: View, span: Span) -> list[tuple[int, memoryview]]:
+def _read(view: CallerView, span: MergedRead) -> list[tuple[int, memoryview]]:
     """The wanted parts of one span."""
     path = span.path
     ino, fh = view.run(path, lambda: files.open_raw(view, path, os.O_RDONLY, 0))

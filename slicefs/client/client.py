@@ -1,8 +1,8 @@
 """`slicefs.Client`: a volume in this process, without a mount.
 
 It has the caches, the write-back and the permissions of a mount: each request is judged by the
-caller's uid, gid and groups in user space. Whoever has the metadata URL can say who it is, so that
-protects from mistakes and not from the owner of the URL.
+caller's uid, gid and groups in user space. A program with the metadata URL can name any uid, so
+this protects from mistakes and not from the owner of the URL.
 
     with slicefs.Client("redis://localhost/1") as fs:
         with fs.open("data/labels.txt", "rt") as file: …
@@ -25,9 +25,11 @@ from fsclient.volume.cache_options import NONE, SIZE
 from fsdata.resources.memory_budget import BUFFER_BYTES
 from fsmeta.errors import ConfigError
 from fsmeta.store.url import shown_url
-from fsmeta.types import Caller
-from slicefs.client import durable, files
+from fsmeta.types import Caller, Slice
+from fsmeta.user_namespace import own_gid, own_groups, own_uid
+from slicefs.client import bulk, durable, files
 from slicefs.client.batches import BatchReader, Prefetch
+from slicefs.client.bulk import KnownFile
 from slicefs.client.connection import (
     Connection,
     Settings,
@@ -37,7 +39,7 @@ from slicefs.client.connection import (
 )
 from slicefs.client.namespace import Namespace
 from slicefs.client.parallel import RUNTIME
-from slicefs.client.paths import Path, View
+from slicefs.client.paths import CallerView, Path
 from slicefs.client.ranges import MAX_GAP_BYTES, Item
 from slicefs.client.volumes import split_volume_url
 
@@ -122,10 +124,10 @@ class Client(Namespace):
                 self._connection = Connection(self._settings)
             return self._connection
 
-    def view(self) -> View:
+    def view(self) -> CallerView:
         """The volume as this client's caller sees it."""
         settings = self._settings
-        return View(self.connection(), settings.caller, settings.umask, self._top)
+        return CallerView(self.connection(), settings.caller, settings.umask, self._top)
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -171,6 +173,21 @@ class Client(Namespace):
         """
         return self._batches.read_many(items, max_gap)
 
+    def read_known(self, files: Sequence[KnownFile]) -> list[memoryview]:
+        """Whole files of snapshots by their slices, as a manifest has them: without metadata.
+
+        The caller is not judged: one that has the manifest may read. A file without a slice is
+        read as `read_many` does, and so is one whose slice is gone with its snapshot.
+        """
+        return self._batches.read_known(files)
+
+    def slices(self, paths: Sequence[str]) -> list[Slice | None]:
+        """The one slice that has all of a file, for each of some files of a snapshot.
+
+        None where there is none, or several. Raises: ConfigError for a file of no snapshot.
+        """
+        return bulk.slices(self.view(), paths)
+
     def prefetch(self, items: Iterable[Item]) -> Prefetch:
         """Have items read into this process's caches in the background."""
         return self._batches.prefetch(list(items))
@@ -212,10 +229,10 @@ def _caller(uid: int | None, gid: int | None, groups: Sequence[int] | None) -> C
     """By default this process's; the groups of another user are not looked up."""
     own = uid is None and gid is None
     if groups is None:
-        groups = os.getgroups() if own else ()
+        groups = own_groups() if own else ()
     return Caller(
-        os.geteuid() if uid is None else uid,
-        os.getegid() if gid is None else gid,
+        own_uid() if uid is None else uid,
+        own_gid() if gid is None else gid,
         tuple(groups),
         os.getpid(),
     )

@@ -1,6 +1,6 @@
 """One client of a volume in this process: made at first use, left at exit, never shared by a fork.
 
-Called by `Client`. A connection is a whole client as a mount has it (`fsclient/mount/client`), with
+Called by `Client`. A connection is a whole client as a mount has it (`fsclient/client`), with
 a session of its own in the volume. After a fork the child forgets the connections of its parent
 without touching them: their sockets, locks and threads are the parent's.
 
@@ -17,7 +17,9 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from fsclient.cli.options.key_options import offered
-from fsclient.mount.client import Client as VolumeClient, ClientOptions
+from fsclient.client.client import MountClient as VolumeClient
+from fsclient.client.client_options import ClientOptions
+from fsclient.client.given_parts import GivenParts
 from fsclient.volume.cache_options import NONE, SIZE, CacheOptions, check_cache
 from fsclient.volume.metadata_url import naming, open_store, require_sound
 from fsclient.volume.object_stores import Pacing
@@ -68,7 +70,7 @@ class Connection:
             require_sound(settings.url, store)
             with naming(settings.url):
                 self.client = VolumeClient(
-                    store, RUNTIME, _options(settings), offer=offered(None, False)
+                    store, RUNTIME, _options(settings), GivenParts(offer=offered(None, False))
                 )
         except BaseException:
             store.close()

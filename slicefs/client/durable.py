@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from fsmeta.errors import StoreError
 from slicefs.client.connection import as_oserror
 from slicefs.client.parallel import RUNTIME
-from slicefs.client.paths import Path, View
+from slicefs.client.paths import CallerView, Path
 
 _FOREVER_S: Final = 10.0**9
 
@@ -27,14 +27,14 @@ class DrainReport(NamedTuple):
     error: OSError | None = None  # what kept something from being stored
 
 
-def wait_durable(view: View, path: Path | None, timeout: float | None) -> bool:
+def wait_durable(view: CallerView, path: Path | None, timeout: float | None) -> bool:
     """Store and publish. Raises: OSError."""
     if timeout is None:
         return view.run(path, lambda: _store(view, path, _FOREVER_S))
     return _in_time(view, path, timeout).durable
 
 
-def drain(view: View, deadline: float) -> DrainReport:
+def drain(view: CallerView, deadline: float) -> DrainReport:
     """Store and publish as much as can be in `deadline` seconds."""
     try:
         return _in_time(view, None, deadline)
@@ -42,24 +42,24 @@ def drain(view: View, deadline: float) -> DrainReport:
         return DrainReport(False, view.connection.client.unstored_bytes(), error)
 
 
-def _store(view: View, path: Path | None, wait_s: float) -> bool:
+def _store(view: CallerView, path: Path | None, wait_s: float) -> bool:
     """Raises: OSError, StoreError."""
     vfs, meta = view.vfs, view.connection.meta
     writeback = view.connection.client.writeback
     if path is None:
-        vfs.io.syncfs()
+        vfs.io.unstored.syncfs()
         return writeback is None or writeback.settle(None, wait_s)
     attr = view.find(path)
-    vfs.io.flush_open(None if attr.is_dir else attr.ino)
+    vfs.io.unstored.flush_open(None if attr.is_dir else attr.ino)
     if attr.is_dir:
-        vfs.io.syncfs()
+        vfs.io.unstored.syncfs()
     else:
         vfs.io.unsynced.sync(attr.ino)
     meta.sync()
     return writeback is None or writeback.settle(attr.ino, wait_s)
 
 
-def _in_time(view: View, path: Path | None, wait_s: float) -> DrainReport:
+def _in_time(view: CallerView, path: Path | None, wait_s: float) -> DrainReport:
     """`_store` on a thread that may be left behind. Raises: OSError."""
     done = RUNTIME.event()
     outcome: list[bool | Exception] = []

@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
+from fsclient.kernel.contract import CopyRange, WriteHow
 from fsmeta.types import Attr, Ino, SetAttr
 from slicefs.client import names
-from slicefs.client.paths import Path, Place, View
+from slicefs.client.paths import CallerView, Path, PathEntry
 
 TEMPORARY: Final = ".slicefs-tmp-"  # names of files that are about to replace another one
 READ_BYTES_MAX: Final = 8 << 20  # of one request: its pieces are in memory twice meanwhile
@@ -62,7 +63,9 @@ def parse_mode(mode: str) -> Mode:
 class RawFile(io.RawIOBase):
     """An open file. `view` is asked for anew in a forked child."""
 
-    def __init__(self, view: Callable[[], View], ino: Ino, fh: int, flags: int, name: Any) -> None:
+    def __init__(
+        self, view: Callable[[], CallerView], ino: Ino, fh: int, flags: int, name: Any
+    ) -> None:
         super().__init__()
         self.name = name
         self.mode = "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "rb+"
@@ -130,6 +133,14 @@ class RawFile(io.RawIOBase):
         self._at += done
         return done
 
+    def readall(self) -> bytes:
+        """The rest. `io` would read 8 KiB at a time."""
+        if not self.readable():
+            raise io.UnsupportedOperation("not readable")
+        rest = bytearray(max(0, self._size() - self._at))
+        done = bytes(memoryview(rest)[: self.readinto(rest)])
+        return done + super().readall()  # the file may have grown
+
     def pread_into(self, target: memoryview, offset: int) -> int:
         """Fill `target` from `offset` on, as far as the file goes; the position stays."""
         fh = self._handle()
@@ -141,12 +152,33 @@ class RawFile(io.RawIOBase):
             raise io.UnsupportedOperation("not writable")
         fh, view, source = self._handle(), self._now, memoryview(data).cast("B")
         append = self._flags & os.O_APPEND != 0
+        how = WriteHow(view.kills, append)
         count = view.run(
-            self.name,
-            lambda: view.vfs.write(view.caller, self.ino, fh, self._at, source, view.kills, append),
+            self.name, lambda: view.vfs.write(view.caller, self.ino, fh, self._at, source, how)
         )
         self._at = self._size() if append else self._at + count
         return count
+
+    def copy_from(self, source: RawFile, begin: int, end: int) -> None:
+        """Show bytes `begin..end` of another file of the volume at the position, and pass them.
+
+        Raises: EIO where the source ends before `end`.
+        """
+        view = self._now
+        ends = (source.ino, source._handle(), self.ino, self._handle())
+        while begin < end:
+            at, length = self._at, end - begin
+
+            def copy(begin: int = begin, at: int = at, length: int = length) -> int:
+                ino_in, fh_in, ino, fh = ends
+                place = CopyRange(fh_in, begin, ino, fh, at, length)
+                return view.vfs.ranges.copy_file_range(view.caller, ino_in, place)
+
+            count = view.run(self.name, copy)
+            if not count:
+                raise OSError(errno.EIO, "the source of a copy became shorter", source.name)
+            begin += count
+            self._at += count
 
     def truncate(self, size: int | None = None) -> int:
         """Cut or lengthen the file; the position stays."""
@@ -183,11 +215,21 @@ class AtomicFile(io.BufferedWriter):
     nothing.
     """
 
-    def __init__(self, raw: RawFile, view: View, path: Path, buffer_bytes: int) -> None:
+    def __init__(self, raw: RawFile, view: CallerView, path: Path, buffer_bytes: int) -> None:
         super().__init__(raw, buffer_bytes)
         self._file = raw
         self._view = view
         self._path = path
+
+    def copy_from(self, source: RawFile, begin: int, end: int) -> None:
+        """Append bytes of another file of the volume: metadata alone."""
+        self.flush()
+        self._file.copy_from(source, begin, end)
+
+    def tell(self) -> int:
+        """How much was written."""
+        self.flush()  # the position of a buffer knows of no copies
+        return self._file.tell()
 
     def close(self) -> None:
         """Store all, then give it its name. Raises: what failed; then nothing is left."""
@@ -270,7 +312,7 @@ class AtomicText(io.TextIOWrapper):
 
 
 def read_into(
-    view: View, path: Path, opened: tuple[Ino, int], offset: int, target: memoryview
+    view: CallerView, path: Path, opened: tuple[Ino, int], offset: int, target: memoryview
 ) -> int:
     """Fill `target` from `offset` of an open file on; how many bytes there were."""
     ino, fh = opened
@@ -293,7 +335,7 @@ def read_into(
     return done
 
 
-def open_raw(view: View, path: Path, flags: int, permissions: int) -> tuple[Ino, int]:
+def open_raw(view: CallerView, path: Path, flags: int, permissions: int) -> tuple[Ino, int]:
     """open(2): the inode and the handle. Raises: ENOENT, EEXIST, EISDIR, EACCES."""
     exclusive = flags & os.O_EXCL != 0
     place = view.place(path, follow=not exclusive)
@@ -312,7 +354,7 @@ def open_raw(view: View, path: Path, flags: int, permissions: int) -> tuple[Ino,
     return ino, opened.fh
 
 
-def _create(view: View, place: Place, flags: int, permissions: int) -> tuple[Ino, int]:
+def _create(view: CallerView, place: PathEntry, flags: int, permissions: int) -> tuple[Ino, int]:
     entry, opened = view.vfs.create(
         view.caller, place.parent, place.name, permissions, flags, view.kills, view.umask
     )
@@ -320,7 +362,7 @@ def _create(view: View, place: Place, flags: int, permissions: int) -> tuple[Ino
     return attr.ino, opened.fh
 
 
-def open_unnamed(view: View, path: Path, permissions: int) -> tuple[Ino, int]:
+def open_unnamed(view: CallerView, path: Path, permissions: int) -> tuple[Ino, int]:
     """A new file without a name, in the directory where `path` is to be; with its mode, if it is.
 
     Raises: ENOENT, EACCES, EISDIR.

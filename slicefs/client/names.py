@@ -1,6 +1,6 @@
 """Verbs on names and attributes, as `os` has them, for `Client`.
 
-Each takes a `View` and raises `OSError`; `Client` gives it the errno's path. Directories are
+Each takes a `CallerView` and raises `OSError`; `Client` gives it the errno's path. Directories are
 listed and emptied by their inodes: a name that is exchanged meanwhile leads nowhere else.
 
 Threading: any thread; functions only.
@@ -11,11 +11,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from fsclient.kernel.contract import EntryOut
 from fsmeta.types import Attr, Dentry, FileType, Ino, SetAttr, StatFs
-from slicefs.client.paths import Path, View
+from slicefs.client.paths import CallerView, Path
 
 PAGE_NAMES: Final = 1024  # of a listing: attributes are asked for so many at a time
 _UNLIMITED: Final = 1 << 50  # bytes that a volume without a limit shows, as mounts do
@@ -45,7 +46,9 @@ def stat_result(attr: Attr) -> os.stat_result:
 class DirEntry:
     """One name in a directory, as `os.DirEntry`: its attributes came with the listing."""
 
-    def __init__(self, view: View, folder: str, parent: Ino, dentry: Dentry, attr: Attr | None):
+    def __init__(
+        self, view: CallerView, folder: str, parent: Ino, dentry: Dentry, attr: Attr | None
+    ):
         self.name = os.fsdecode(dentry.name)
         self.path = f"{folder.rstrip('/')}/{self.name}" if folder else self.name
         self._view = view
@@ -96,26 +99,36 @@ class DirEntry:
         return stat_result(attr)
 
 
-def entries(view: View, ino: Ino, attrs: bool) -> Iterator[tuple[Dentry, Attr | None]]:
+def _a_page(names: Sequence[Dentry]) -> int:
+    """How many names are taken at once."""
+    return min(len(names), PAGE_NAMES)
+
+
+def entries(view: CallerView, ino: Ino, attrs: bool) -> Iterator[tuple[Dentry, Attr | None]]:
     """Names in a directory but `.` and `..`, with attributes where wanted and allowed.
 
     Raises: ENOTDIR, EACCES.
     """
     vfs, caller = view.vfs, view.caller
-    fh = vfs.opendir(caller, ino).fh
+    fh = vfs.directories.opendir(caller, ino).fh
     try:
         if attrs:
             try:
                 vfs.access(caller, ino, os.X_OK)
             except PermissionError:
-                attrs = False  # who may not search learns names and types
+                attrs = False  # a caller that may not search learns names and types
         cookie = 0
         while True:
-            names, cookies = vfs.readdir(caller, ino, fh, cookie, PAGE_NAMES)
+            found: Sequence[EntryOut | None]
+            if attrs:
+                names, cookies, told = vfs.directories.readdirplus(caller, ino, fh, cookie, _a_page)
+                found = told.each(names)
+            else:
+                names, cookies = vfs.directories.readdir(caller, ino, fh, cookie, PAGE_NAMES)
+                found = [None] * len(names)
             if not names:
                 return
             cookie = cookies[-1]
-            found = vfs.entries(ino, names) if attrs else [None] * len(names)
             for dentry, entry in zip(names, found, strict=True):
                 attr = None if entry is None else entry.attr
                 if attr is not None:
@@ -123,10 +136,10 @@ def entries(view: View, ino: Ino, attrs: bool) -> Iterator[tuple[Dentry, Attr | 
                 if dentry.name not in (b".", b".."):
                     yield Dentry(*dentry), attr
     finally:
-        vfs.releasedir(ino, fh)
+        vfs.directories.releasedir(ino, fh)
 
 
-def scandir(view: View, path: Path) -> Iterator[DirEntry]:
+def scandir(view: CallerView, path: Path) -> Iterator[DirEntry]:
     """`os.scandir`, with attributes."""
     folder = os.fsdecode(path)
     ino = view.find(path).ino
@@ -134,7 +147,7 @@ def scandir(view: View, path: Path) -> Iterator[DirEntry]:
         yield DirEntry(view, folder, ino, dentry, attr)
 
 
-def mkdir(view: View, path: Path, mode: int) -> None:
+def mkdir(view: CallerView, path: Path, mode: int) -> None:
     """mkdir(2). Raises: EEXIST."""
     place = view.place(path, follow=False)
     if place.attr is not None:
@@ -142,7 +155,7 @@ def mkdir(view: View, path: Path, mode: int) -> None:
     view.entry(view.vfs.mkdir(view.caller, place.parent, place.name, mode, view.umask))
 
 
-def makedirs(view: View, path: Path, mode: int, exist_ok: bool) -> None:
+def makedirs(view: CallerView, path: Path, mode: int, exist_ok: bool) -> None:
     """`os.makedirs`. Raises: EEXIST."""
     text = os.fsencode(path).rstrip(b"/") or b"/"
     words = text.split(b"/")
@@ -162,14 +175,14 @@ def makedirs(view: View, path: Path, mode: int, exist_ok: bool) -> None:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
 
 
-def rename(view: View, old: Path, new: Path, flags: int = 0) -> None:
+def rename(view: CallerView, old: Path, new: Path, flags: int = 0) -> None:
     """renameat2(2)."""
     source, target = view.target(old), view.target(new)
     source.found()
     view.vfs.rename(view.caller, source.parent, source.name, target.parent, target.name, flags)
 
 
-def unlink(view: View, path: Path) -> None:
+def unlink(view: CallerView, path: Path) -> None:
     """unlink(2). Raises: ENOENT, EISDIR."""
     place = view.target(path)
     if place.found().is_dir:
@@ -177,7 +190,7 @@ def unlink(view: View, path: Path) -> None:
     view.vfs.unlink(view.caller, place.parent, place.name)
 
 
-def rmdir(view: View, path: Path) -> None:
+def rmdir(view: CallerView, path: Path) -> None:
     """rmdir(2). Raises: ENOENT, ENOTDIR, ENOTEMPTY."""
     place = view.target(path)
     if not place.found().is_dir:
@@ -185,7 +198,7 @@ def rmdir(view: View, path: Path) -> None:
     view.vfs.rmdir(view.caller, place.parent, place.name)
 
 
-def rmtree(view: View, path: Path) -> int:
+def rmtree(view: CallerView, path: Path) -> int:
     """Remove a directory and everything below; how many names. Links are removed, not followed.
 
     What another client makes meanwhile leads to ENOTEMPTY. Raises: ENOTDIR, EACCES.
@@ -215,21 +228,21 @@ def rmtree(view: View, path: Path) -> int:
     return removed
 
 
-def link(view: View, path: Path, new: Path) -> None:
+def link(view: CallerView, path: Path, new: Path) -> None:
     """link(2); a symbolic link at the end of `path` is not followed."""
     attr = view.find(path, follow=False)
     place = view.target(new)
     view.entry(view.vfs.link(view.caller, attr.ino, place.parent, place.name))
 
 
-def symlink(view: View, target: Path, path: Path) -> None:
+def symlink(view: CallerView, target: Path, path: Path) -> None:
     """symlink(2)."""
     place = view.target(path)
     text = os.fsencode(target)
     view.entry(view.vfs.symlink(view.caller, place.parent, place.name, text))
 
 
-def readlink(view: View, path: Path) -> str:
+def readlink(view: CallerView, path: Path) -> str:
     """readlink(2). Raises: EINVAL."""
     attr = view.find(path, follow=False)
     if attr.type is not FileType.LNK:
@@ -237,7 +250,7 @@ def readlink(view: View, path: Path) -> str:
     return os.fsdecode(view.vfs.readlink(view.caller, attr.ino))
 
 
-def setattr_(view: View, path: Path, want: SetAttr, follow: bool) -> None:
+def setattr_(view: CallerView, path: Path, want: SetAttr, follow: bool) -> None:
     """chmod(2), chown(2), utimensat(2), truncate(2)."""
     attr = view.find(path, follow)
     if want.size is not None and attr.is_dir:

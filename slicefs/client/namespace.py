@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from fsmeta.types import SetAttr
 from slicefs.client import names
 from slicefs.client.names import DirEntry
-from slicefs.client.paths import Path, View
+from slicefs.client.paths import CallerView, Path
 
 
 class Namespace:
     """What `os` and `shutil` can do by path. Each raises the `OSError` that a mount would."""
 
-    def view(self) -> View:
+    def view(self) -> CallerView:
         """The volume as this client's caller sees it; `Client` has it."""
         raise NotImplementedError
 
@@ -88,7 +88,10 @@ class Namespace:
         """`os.getxattr`."""
         view, key = self.view(), os.fsencode(name)
         return view.run(
-            path, lambda: view.vfs.getxattr(view.caller, view.find(path, follow_symlinks).ino, key)
+            path,
+            lambda: view.vfs.xattrs.getxattr(
+                view.caller, view.find(path, follow_symlinks).ino, key
+            ),
         )
 
     def setxattr(
@@ -98,7 +101,7 @@ class Namespace:
         view, key = self.view(), os.fsencode(name)
         view.run(
             path,
-            lambda: view.vfs.setxattr(
+            lambda: view.vfs.xattrs.setxattr(
                 view.caller, view.find(path, follow_symlinks).ino, key, value, flags
             ),
         )
@@ -107,7 +110,8 @@ class Namespace:
         """`os.listxattr`."""
         view = self.view()
         found = view.run(
-            path, lambda: view.vfs.listxattr(view.caller, view.find(path, follow_symlinks).ino)
+            path,
+            lambda: view.vfs.xattrs.listxattr(view.caller, view.find(path, follow_symlinks).ino),
         )
         return [os.fsdecode(name) for name in found]
 
@@ -116,7 +120,9 @@ class Namespace:
         view, key = self.view(), os.fsencode(name)
         view.run(
             path,
-            lambda: view.vfs.removexattr(view.caller, view.find(path, follow_symlinks).ino, key),
+            lambda: view.vfs.xattrs.removexattr(
+                view.caller, view.find(path, follow_symlinks).ino, key
+            ),
         )
 
     def statvfs(self, path: Path = "/") -> os.statvfs_result:

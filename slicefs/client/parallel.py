@@ -47,7 +47,7 @@ class Readers:
             for job in jobs:
                 work(job)
             return
-        batch = _Batch(jobs, work, RUNTIME.condition())
+        batch = _OrderedJobs(jobs, work, RUNTIME.condition())
         helpers = [
             RUNTIME.spawn(f"slicefs-read-{number}", batch.run)
             for number in range(min(self._threads, len(jobs)) - 1)
@@ -61,7 +61,7 @@ class Readers:
         """Threads end with their batch; there is nothing to let go of."""
 
 
-class _Batch(Generic[J]):
+class _OrderedJobs(Generic[J]):
     """Jobs that threads take in order."""
 
     def __init__(self, jobs: Sequence[J], work: Callable[[J], object], lock: Condition) -> None:

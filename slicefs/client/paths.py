@@ -28,7 +28,7 @@ STALE_RETRIES: Final = 5  # a name can be exchanged between its lookup and its u
 _DOTS: Final = (b"", b".")
 
 
-class Place(NamedTuple):
+class PathEntry(NamedTuple):
     """Where a name is or would be; `attr` is None where there is nothing."""
 
     parent: Ino
@@ -42,7 +42,7 @@ class Place(NamedTuple):
         return self.attr
 
 
-class View:
+class CallerView:
     """A volume as one caller sees it."""
 
     def __init__(self, connection: Connection, caller: Caller, umask: int, top: bytes) -> None:
@@ -69,6 +69,10 @@ class View:
         except (OSError, StoreError) as error:
             raise as_oserror(error, path) from error
 
+    def as_oserror(self, error: Exception, path: Path | None = None) -> OSError:
+        """What the caller sees of `error`."""
+        return as_oserror(error, path)
+
     def entry(self, entry: EntryOut) -> Attr:
         """The attributes in an answer, whose lookup is taken back. Raises: ENOENT."""
         if entry.attr is None:
@@ -88,7 +92,7 @@ class View:
         """What is at a path. Raises: ENOENT, ENOTDIR, EACCES, ELOOP."""
         return self.place(path, follow).found()
 
-    def place(self, path: Path, follow: bool = True) -> Place:
+    def place(self, path: Path, follow: bool = True) -> PathEntry:
         """Where a path leads: the directory must be there, its last name need not.
 
         Raises: ENOENT, ENOTDIR, EACCES, ELOOP, EINVAL for a NUL.
@@ -102,7 +106,7 @@ class View:
             text = self._top + b"/" + text
         return self._walk(text, follow)
 
-    def _walk(self, text: bytes, follow: bool) -> Place:
+    def _walk(self, text: bytes, follow: bool) -> PathEntry:
         """`text` from the root on."""
         must_be_dir = text.endswith((b"/", b"/."))
         todo = [word for word in reversed(text.split(b"/")) if word not in _DOTS]
@@ -124,7 +128,7 @@ class View:
             except FileNotFoundError:
                 if todo:
                     raise
-                return Place(here.ino, name, None)
+                return PathEntry(here.ino, name, None)
             if attr.type is FileType.LNK and (todo or follow or must_be_dir):
                 links += 1
                 if links > LINKS_MAX:
@@ -140,9 +144,9 @@ class View:
         if must_be_dir and not trail[-1].is_dir:
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         parent = trail[-2].ino if len(trail) > 1 else trail[-1].ino
-        return Place(parent, names[-1], trail[-1])
+        return PathEntry(parent, names[-1], trail[-1])
 
-    def target(self, path: Path) -> Place:
+    def target(self, path: Path) -> PathEntry:
         """Where a name is to be made, exchanged or removed: a link at its end is not followed.
 
         Raises: EBUSY for the root, and as `place`.

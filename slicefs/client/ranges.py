@@ -15,7 +15,7 @@ Item: TypeAlias = "str | tuple[str, int, int]"
 """A whole file, or its bytes `begin..end`."""
 
 
-class Part(NamedTuple):
+class WantedRange(NamedTuple):
     """One wanted range; `place` is where it stands in the batch."""
 
     place: int
@@ -23,46 +23,46 @@ class Part(NamedTuple):
     end: int
 
 
-class Span(NamedTuple):
+class MergedRead(NamedTuple):
     """One read of a file, and the wanted ranges in it."""
 
     path: str
     begin: int
     end: int  # or WHOLE
-    parts: tuple[Part, ...]
+    parts: tuple[WantedRange, ...]
 
 
-def plan(items: Sequence[Item], max_gap: int = MAX_GAP_BYTES) -> list[Span]:
+def plan(items: Sequence[Item], max_gap: int = MAX_GAP_BYTES) -> list[MergedRead]:
     """The reads that serve `items`, each file's in order. Raises: ValueError for a bad range."""
-    by_path: dict[str, list[Part]] = {}
+    by_path: dict[str, list[WantedRange]] = {}
     for index, item in enumerate(items):
         path, begin, end = (item, 0, WHOLE) if isinstance(item, str) else item
         if begin < 0 or (end < begin and end != WHOLE):
             raise ValueError(f"bytes {begin}..{end} of {path!r}: a range begins before it ends")
-        by_path.setdefault(path, []).append(Part(index, begin, end))
-    spans: list[Span] = []
+        by_path.setdefault(path, []).append(WantedRange(index, begin, end))
+    spans: list[MergedRead] = []
     for path, parts in by_path.items():
         spans += _merged(path, sorted(parts, key=lambda part: part.begin), max_gap)
     return spans
 
 
-def _merged(path: str, parts: Sequence[Part], max_gap: int) -> list[Span]:
+def _merged(path: str, parts: Sequence[WantedRange], max_gap: int) -> list[MergedRead]:
     """`parts` of one file, sorted by their begin, as few reads."""
     if any(part.end == WHOLE for part in parts):
-        return [Span(path, parts[0].begin, WHOLE, tuple(parts))]
-    spans: list[Span] = []
+        return [MergedRead(path, parts[0].begin, WHOLE, tuple(parts))]
+    spans: list[MergedRead] = []
     for part in parts:
         last = spans[-1] if spans else None
         if last is not None and part.begin <= last.end + max_gap:
             end = max(last.end, part.end)
             if end - last.begin <= SPAN_BYTES_MAX or part.end <= last.end:
-                spans[-1] = Span(path, last.begin, end, (*last.parts, part))
+                spans[-1] = MergedRead(path, last.begin, end, (*last.parts, part))
                 continue
-        spans.append(Span(path, part.begin, part.end, (part,)))
+        spans.append(MergedRead(path, part.begin, part.end, (part,)))
     return spans
 
 
-def cut(span: Span, data: memoryview) -> list[tuple[int, memoryview]]:
+def cut(span: MergedRead, data: memoryview) -> list[tuple[int, memoryview]]:
     """The wanted ranges in what a span's read brought; short where the file ends."""
     cuts = []
     for part in span.parts:

@@ -1,5 +1,8 @@
 """Names of volumes: `slicefs://VOLUME/PATH` and `META-URL#PATH`, turned into a metadata URL.
 
+`slicefs://VOLUME/DIRECTORY@NAME` is a snapshot of the directory, `slicefs://VOLUME/@NAME` one of
+the root.
+
 The URL of VOLUME is in the environment (`SLICEFS_META_VOLUME`) or in a profile file, a line
 `VOLUME URL` each: the one that `SLICEFS_VOLUMES` names, else `~/.slicefs/volumes`. Errors never
 show a URL's password.
@@ -14,6 +17,7 @@ import re
 from typing import Final
 
 from fsmeta.errors import ConfigError
+from fsmeta.schema.snapshot_inos import SHELF_NAME
 from fsmeta.store.redis.url import SCHEMES as REDIS_SCHEMES
 from fsmeta.store.url import shown_url
 
@@ -41,7 +45,31 @@ def split_volume_url(url: str) -> tuple[str, str]:
             "or sqlite://…"
         )
     name, _, path = rest.partition("/")
-    return meta_url(name), path
+    return meta_url(name), snapshot_path(path)
+
+
+def snapshot_path(path: str) -> str:
+    """The path in the volume of `DIRECTORY@SNAPSHOT/REST`; other paths are as they are.
+
+    A name with an `@` is reached by `META-URL#PATH`, which knows no snapshots.
+    """
+    words = path.split("/")
+    for index, word in enumerate(words):
+        folder, separator, snapshot = word.rpartition("@")
+        if separator and snapshot:
+            return "/".join(
+                (
+                    *words[:index],
+                    *([folder] if folder else []),
+                    *_snapshot_dir(snapshot),
+                    *words[index + 1 :],
+                )
+            )
+    return path
+
+
+def _snapshot_dir(snapshot: str) -> tuple[str, str]:
+    return os.fsdecode(SHELF_NAME), snapshot
 
 
 def meta_url(name: str) -> str:
@@ -81,7 +109,7 @@ def _in_profile(name: str) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise ConfigError(f"the list of volumes {path}: {error.strerror}: mend it") from error
+        raise ConfigError(f"the list of volumes {path}: {error.strerror}: correct it") from error
     for line in text.splitlines():
         words = line.split()
         if len(words) == 2 and words[0] == name:

@@ -11,7 +11,7 @@ Shuffling goes by windows: the list is cut into windows of consecutive samples, 
 in the store; windows come in random order, and so do the samples in each. A reader that fetches a
 window ahead reads what lies together.
 
-Called by `slicefs/torch/data`. Threading: an `Order` is immutable.
+Called by `slicefs/torch/data`. Threading: an `SampleOrder` is immutable.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def windows_of(sizes: Sequence[int], window_bytes: int) -> list[int]:
     return begins
 
 
-class Order:
+class SampleOrder:
     """The global order of `count` samples in one epoch."""
 
     def __init__(

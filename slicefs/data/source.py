@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from fsmeta.errors import ConfigError
+from slicefs.client.bulk import KnownFile
 from slicefs.client.ranges import MAX_GAP_BYTES, Item
 from slicefs.client.volumes import is_volume_url
 from slicefs.manifests.manifest import Manifest, open_manifest
 from slicefs.stores.opening import open_tree
 from slicefs.stores.tree import Tree
+from slicefs.stores.volume import VolumeTree
 
 if TYPE_CHECKING:
     from slicefs.client.client import Client
@@ -37,7 +39,7 @@ class Sample(NamedTuple):
     data: memoryview
 
 
-class _Listed(Sequence[tuple[str, int]]):
+class _ManifestFiles(Sequence[tuple[str, int]]):
     """The files of a manifest as (path, size)."""
 
     def __init__(self, url: str) -> None:
@@ -45,19 +47,30 @@ class _Listed(Sequence[tuple[str, int]]):
         self._manifest: Manifest = open_manifest(url)
         self.root = self._manifest.root
 
-    def __reduce__(self) -> tuple[Callable[[str], _Listed], tuple[str]]:
-        return _Listed, (self._url,)
+    def __reduce__(self) -> tuple[Callable[[str], _ManifestFiles], tuple[str]]:
+        return _ManifestFiles, (self._url,)
 
     def __len__(self) -> int:
         return len(self._manifest)
+
+    def is_of(self, tree: Tree) -> bool:
+        """Whether the manifest lists this very tree, and not a copy of it."""
+        return tree.url == self.root
 
     def __getitem__(self, index: int | slice) -> tuple[str, int]:  # type: ignore[override]
         assert isinstance(index, int), "one at a time"
         file = self._manifest[index]
         return file.path, file.size
 
+    def known(self, index: int) -> KnownFile | None:
+        """Where the bytes of a file are, if the manifest says it."""
+        if not self._manifest.has_slices:
+            return None
+        file = self._manifest[index]
+        return KnownFile(file.path, file.size, file.slice)
 
-class Source:
+
+class SampleSource:
     """Samples by number."""
 
     def __init__(
@@ -103,7 +116,7 @@ class Source:
 
         Raises: ConfigError, OSError.
         """
-        listed = _Listed(manifest)
+        listed = _ManifestFiles(manifest)
         return cls(open_tree(url or listed.root, client=client), listed)
 
     def __len__(self) -> int:
@@ -129,15 +142,23 @@ class Source:
         items: list[Item] = [path for path, _ in objects]
         if self._items is not None:
             items = [self._items[index] for index in indexes]
-        found = self.tree.read_ranges(items, max_gap)
+        found = self._read_known(indexes) or self.tree.read_ranges(items, max_gap)
         for (path, size), data in zip(objects, found, strict=True):
             if size not in (UNKNOWN, len(data)):
                 raise OSError(
                     errno.ESTALE,
-                    f"has {len(data)} bytes and was listed with {size}: list the data set anew",
+                    f"has {len(data)} bytes and was listed with {size}: list the data set again",
                     path,
                 )
         return [Sample(path, data) for (path, _), data in zip(objects, found, strict=True)]
+
+    def _read_known(self, indexes: Sequence[int]) -> list[memoryview] | None:
+        """Files of a manifest that says where their bytes are, without metadata."""
+        listed, tree = self.objects, self.tree
+        if not isinstance(listed, _ManifestFiles) or not listed.is_of(tree):
+            return None
+        files = [file for index in indexes if (file := listed.known(index)) is not None]
+        return tree.read_known(files) if isinstance(tree, VolumeTree) and files else None
 
 
 def _common(items: Sequence[Item]) -> tuple[str, Sequence[Item]]:
@@ -145,11 +166,11 @@ def _common(items: Sequence[Item]) -> tuple[str, Sequence[Item]]:
     urls = [item if isinstance(item, str) else item[0] for item in items]
     if not urls:
         raise ConfigError("a data set of no objects: name at least one")
-    tops = {_split(url)[0] for url in urls}
+    tops = {split_url(url)[0] for url in urls}
     if len(tops) > 1:
         few = ", ".join(sorted(tops)[:3])
         raise ConfigError(f"objects of several places ({few}): make a data set of each")
-    paths = [_split(url)[1] for url in urls]
+    paths = [split_url(url)[1] for url in urls]
     placed: list[Item] = [
         path if isinstance(item, str) else (path, item[1], item[2])
         for path, item in zip(paths, items, strict=True)
@@ -157,8 +178,8 @@ def _common(items: Sequence[Item]) -> tuple[str, Sequence[Item]]:
     return tops.pop(), placed
 
 
-def _split(url: str) -> tuple[str, str]:
-    """The place that a tree is opened at, and the path below it."""
+def split_url(url: str) -> tuple[str, str]:
+    """The place that a tree is opened at, and the path below it: a bucket and a key."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return ("/", url.lstrip("/")) if url.startswith("/") else (".", url)

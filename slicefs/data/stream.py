@@ -14,24 +14,26 @@ from itertools import islice
 from typing import Any, Final
 
 from slicefs.client.parallel import RUNTIME
-from slicefs.data.order import Order, Reader, windows_of
-from slicefs.data.source import Sample, Source
+from slicefs.data.order import Reader, SampleOrder, windows_of
+from slicefs.data.source import UNKNOWN, Sample, SampleSource
 
 STATE_VERSION: Final = 1
 FETCH_SAMPLES: Final = 64  # of one batch of reads: enough to keep every connection busy
+WINDOW_BYTES: Final = 128 << 20  # fits into the memory of a client: each block is fetched once
 FETCH_BYTES: Final = 32 << 20  # and this is enough memory: two batches are held
+FIRST_UNKNOWN: Final = 8  # samples of the first batch where no size is known
 
 
-class Stream:
+class SampleStream:
     """Samples of a source, in the order of an epoch."""
 
     def __init__(
         self,
-        source: Source,
+        source: SampleSource,
         *,
         shuffle: bool = False,
         seed: int = 0,
-        window_bytes: int = 1 << 30,
+        window_bytes: int = WINDOW_BYTES,
         drop_uneven: bool = False,
         fetch_bytes: int = FETCH_BYTES,
     ) -> None:
@@ -44,6 +46,8 @@ class Stream:
         self._done = 0  # samples of the epoch's order that were given before this stream began
         self._taken = 0  # samples that this reader has given since
         self._reader = Reader()
+        self._guess = max(1, fetch_bytes // FIRST_UNKNOWN)
+        self._usual = self._guess  # bytes of a sample of no known size
 
     def __len__(self) -> int:
         return len(self._source)
@@ -53,9 +57,9 @@ class Stream:
         if epoch != self.epoch:
             self.epoch, self._done, self._taken = epoch, 0, 0
 
-    def order(self) -> Order:
+    def order(self) -> SampleOrder:
         """The order of the current epoch."""
-        return Order(len(self._source), self._seed, self.epoch, self._windows)
+        return SampleOrder(len(self._source), self._seed, self.epoch, self._windows)
 
     def read(self, reader: Reader) -> Iterator[Sample]:
         """What a reader has still to give of the epoch. Raises: ValueError, OSError."""
@@ -77,15 +81,22 @@ class Stream:
         """Batches of samples, of which the next is read while one is used."""
         following = self._fetch(indexes)
         while following is not None:
-            ready, following = following.result(), self._fetch(indexes)
+            ready = following.result()
+            self._usual = sum(len(sample.data) or self._guess for sample in ready) // len(ready)
+            following = self._fetch(indexes)
             yield ready
 
     def _fetch(self, indexes: Iterator[int]) -> Future[list[Sample]] | None:
-        """Begin to read the next batch; None behind the last."""
+        """Begin to read the next batch; None behind the last.
+
+        A sample of no known size counts as the mean of the batch before. What came without bytes
+        counts there as at first: a source may have left them for later.
+        """
         batch, size = [], 0
         for index in islice(indexes, FETCH_SAMPLES):
             batch.append(index)
-            size += self._source.objects[index][1]
+            listed = self._source.objects[index][1]
+            size += self._usual if listed == UNKNOWN else listed
             if size >= self._fetch_bytes:
                 break
         if not batch:
@@ -95,7 +106,7 @@ class Stream:
         def run() -> None:
             try:
                 done.set_result(self._source.read(batch))
-            except BaseException as error:  # noqa: BLE001  (raised in who iterates)
+            except BaseException as error:  # noqa: BLE001  (raised in the iterating thread)
                 done.set_exception(error)
 
         RUNTIME.spawn("slicefs-fetch", run)
@@ -131,7 +142,7 @@ class Stream:
         if state.get("version") != STATE_VERSION:
             raise ValueError(f"a state of version {state.get('version')}: upgrade slicefs")
         if state["samples"] != self._source.fingerprint():
-            raise ValueError("the state is of another list of samples: begin the epoch anew")
+            raise ValueError("the state is of another list of samples: start the epoch again")
         if state["seed"] != self._seed:
             raise ValueError(f"the state has seed {state['seed']}, this data set {self._seed}")
         self.epoch, self._done = int(state["epoch"]), int(state["done"])

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from fsmeta.errors import ConfigError
 from slicefs.checkpoint.step import joined
-from slicefs.lifecycle.transfer import Endpoint
+from slicefs.lifecycle.transfer import TransferEnd
 
 Resolver: TypeAlias = Callable[[str], Iterable[str]]
 """The tracker's paths for the id of a run."""
@@ -30,7 +30,7 @@ class Mapped(NamedTuple):
     problem: str
 
 
-def run_ids(run: Endpoint) -> list[str]:
+def run_ids(run: TransferEnd) -> list[str]:
     """The tracker's ids in the logs of a run, each once."""
     try:
         names = [entry.name for entry in run.tree.list_dir(joined(run.path, "wandb"))]
@@ -40,7 +40,7 @@ def run_ids(run: Endpoint) -> list[str]:
     return sorted({each[1] for each in found if each is not None})
 
 
-def map_run(run: Endpoint, resolve: Resolver) -> Mapped:
+def map_run(run: TransferEnd, resolve: Resolver) -> Mapped:
     """The path of one run. A run that was resumed has several ids, often of one path."""
     ids = run_ids(run)
     if not ids:
@@ -63,6 +63,29 @@ def table_resolver(text: str, where: str) -> Resolver:
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f'{where}: is no JSON object like {{"ID": "PATH"}}: {error}') from error
     return lambda run_id: known.get(run_id, [])
+
+
+def wandb_resolver(place: str) -> Resolver:
+    """A resolver that asks Weights & Biases for runs of ENTITY/PROJECT. Raises: ConfigError.
+
+    The id of a directory is the run's id, or the name that it was given. Answers are remembered.
+    """
+    if place.count("/") != 1:
+        raise ConfigError(f"--wandb {place}: write ENTITY/PROJECT")
+    try:
+        wandb = import_module("wandb")
+    except ImportError as error:
+        raise ConfigError("--wandb needs the package wandb: pip install wandb") from error
+    api = wandb.Api()
+    known: dict[str, list[str]] = {}
+
+    def resolve(run_id: str) -> list[str]:
+        if run_id not in known:
+            wanted = {"$or": [{"name": run_id}, {"display_name": run_id}]}
+            known[run_id] = ["/".join(run.path) for run in api.runs(place, filters=wanted)]
+        return known[run_id]
+
+    return resolve
 
 
 def plugged_resolver(name: str) -> Resolver:

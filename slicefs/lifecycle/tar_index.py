@@ -18,7 +18,7 @@ _PLAIN: Final = ".tar"
 MEMBERS_MAX: Final = 1_000_000  # an archive of a run has thousands
 
 
-class _Ranges(io.RawIOBase):
+class _TarRanges(io.RawIOBase):
     """An archive in a tree; `seek` costs nothing, a read fetches one window."""
 
     def __init__(self, tree: Tree, path: str, size: int, window: int) -> None:
@@ -72,7 +72,7 @@ def tar_names(tree: Tree, path: str, size: int) -> tuple[list[str], int]:
     Raises: OSError (EBADMSG) where it is no tar, or is cut off.
     """
     plain = path.lower().endswith(_PLAIN)
-    file = _Ranges(tree, path, size, HEADER_BYTES if plain else 1 << 20)
+    file = _TarRanges(tree, path, size, HEADER_BYTES if plain else 1 << 20)
     try:
         if path.lower().endswith(".zst"):
             return _zst_names(file), file.fetched
@@ -88,7 +88,7 @@ def tar_names(tree: Tree, path: str, size: int) -> tuple[list[str], int]:
     return names, file.fetched
 
 
-def _zst_names(file: _Ranges) -> list[str]:
+def _zst_names(file: _TarRanges) -> list[str]:
     import zstandard
 
     try:

@@ -36,8 +36,17 @@ class CopyReport(NamedTuple):
     skipped: int
     failures: tuple[str, ...]
 
+    def told(self) -> dict[str, object]:
+        """What scripts are told, as `slicefs sync` has it."""
+        return {
+            "copied": self.copied,
+            "bytes": self.copied_bytes,
+            "same": self.skipped,
+            "failures": list(self.failures),
+        }
 
-class Endpoint(NamedTuple):
+
+class TransferEnd(NamedTuple):
     """A directory in a tree."""
 
     tree: Tree
@@ -63,8 +72,8 @@ class Copier:
 
     def __init__(
         self,
-        source: Endpoint,
-        target: Endpoint,
+        source: TransferEnd,
+        target: TransferEnd,
         *,
         jobs: int = 4,
         runtime: Runtime | None = None,

@@ -14,31 +14,31 @@ from fsmeta.errors import Corrupt
 from slicefs.checkpoint.layout import MANIFEST
 from slicefs.checkpoint.safetensors import decode_header, header_length
 from slicefs.checkpoint.step import joined, load_step
-from slicefs.lifecycle.dcp_metadata import METADATA, read_metadata
+from slicefs.lifecycle.shards.dcp_metadata import METADATA, read_metadata
 from slicefs.stores.tree import Tree
 
 _WEIGHTS: Final = (".pt", ".pth", ".bin", ".safetensors", ".distcp", ".ckpt", ".npz")
 
 
-class Verdict(NamedTuple):
+class StepVerdict(NamedTuple):
     """What is known of one step."""
 
     kind: str  # manifest, dcp, files or empty
     problems: tuple[str, ...]
 
 
-def verify_step(tree: Tree, folder: str, *, digest: bool = False) -> Verdict:
+def verify_step(tree: Tree, folder: str, *, digest: bool = False) -> StepVerdict:
     """Look at one step; with `digest`, read every byte that a manifest has a digest of."""
     try:
         step = load_step(tree, folder)
     except Corrupt as error:
-        return Verdict("manifest", (f"{joined(folder, MANIFEST)}: {error}",))
+        return StepVerdict("manifest", (f"{joined(folder, MANIFEST)}: {error}",))
     if step is not None:
-        return Verdict("manifest", tuple(step.problems(digest=digest)))
+        return StepVerdict("manifest", tuple(step.problems(digest=digest)))
     prefix = f"{folder}/" if folder else ""
     sizes = {info.path[len(prefix) :]: info.size for info in tree.list(prefix)}
     if not sizes:
-        return Verdict("empty", (f"{folder}: has no files",))
+        return StepVerdict("empty", (f"{folder}: has no files",))
     problems = list(_files(tree, folder, sizes))
     dcp = [name for name in sizes if name.rpartition("/")[2] == METADATA]
     orphans = any(name.endswith(".distcp") for name in sizes) and not dcp
@@ -46,7 +46,7 @@ def verify_step(tree: Tree, folder: str, *, digest: bool = False) -> Verdict:
         problems.append(f"{joined(folder, METADATA)}: is missing; a save did not end")
     for name in dcp:
         problems += _dcp(tree, folder, name, sizes)
-    return Verdict("dcp" if dcp or orphans else "files", tuple(problems))
+    return StepVerdict("dcp" if dcp or orphans else "files", tuple(problems))
 
 
 def _files(tree: Tree, folder: str, sizes: dict[str, int]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Final, cast
 from uuid import uuid4
 
 from slicefs.client.parallel import Readers
-from slicefs.client.ranges import MAX_GAP_BYTES, WHOLE, Item, Span, cut, plan
+from slicefs.client.ranges import MAX_GAP_BYTES, WHOLE, Item, MergedRead, cut, plan
 from slicefs.stores.tree import (
     TEMPORARY,
     BaseWriter,
@@ -37,9 +37,11 @@ BUFFER_BYTES: Final = 1 << 20
 class LocalWriter(BaseWriter):
     """A file of a `LocalTree` that is being written."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, root: str, path: str) -> None:
         super().__init__()
+        self._root = root
         self._path = path
+        self._source: io.BufferedReader | None = None  # of copies
         folder = os.path.dirname(path)
         self._temporary = os.path.join(folder, f"{TEMPORARY}{uuid4().hex}")
         self.closed = True  # nothing to be aborted yet
@@ -54,14 +56,46 @@ class LocalWriter(BaseWriter):
         """How much was written."""
         return self._file.tell()
 
+    def begin_copies(self, path: str, size: int) -> bool:
+        """See `RangeWriter`."""
+        try:
+            self._source = open(os.path.join(self._root, clean_path(path)), "rb")  # noqa: SIM115
+        except FileNotFoundError:
+            return False
+        return os.fstat(self._source.fileno()).st_size == size
+
+    def copy_range(self, begin: int, end: int) -> None:
+        """See `RangeWriter`: by the file system, which shares the bytes if it can."""
+        assert self._source is not None, "begin_copies said yes"
+        self._file.flush()
+        source, target = self._source.fileno(), self._file.fileno()
+        while begin < end:
+            try:
+                count = os.copy_file_range(source, target, end - begin, begin)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
+                data = os.pread(source, min(end - begin, BUFFER_BYTES), begin)
+                count = self._file.write(data)
+                self._file.flush()
+            if not count:
+                raise OSError(errno.EIO, "an earlier step became shorter", self._source.name)
+            begin += count
+
     def _finish(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+        self._let_go()
         os.replace(self._temporary, self._path)
         _sync_directory(os.path.dirname(self._path))
 
+    def _let_go(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
     def _drop(self) -> None:
+        self._let_go()
         with suppress(OSError):
             self._file.close()  # what is buffered may not fit on the disk
         with suppress(OSError):
@@ -104,13 +138,16 @@ class LocalTree:
 
     def read(self, path: str, begin: int = 0, end: int | None = None) -> bytes:
         """See `Tree`."""
-        return bytes(_read(self._at(path), begin, WHOLE if end is None else end))
+        with self.open_read(path) as file:  # into one buffer: it may be a large tensor
+            size = os.fstat(file.fileno()).st_size
+            file.seek(begin)
+            return file.read(max(0, (size if end is None else min(end, size)) - begin))
 
     def read_ranges(self, items: Sequence[Item], max_gap: int = MAX_GAP_BYTES) -> list[memoryview]:
         """See `Tree`."""
         return self._readers.read_all(plan(items, max_gap), self._read_span, len(items))
 
-    def _read_span(self, span: Span) -> list[tuple[int, memoryview]]:
+    def _read_span(self, span: MergedRead) -> list[tuple[int, memoryview]]:
         return cut(span, _read(self._at(span.path), span.begin, span.end))
 
     def writer(self, path: str, *, size: int | None = None) -> Writer:
@@ -120,7 +157,7 @@ class LocalTree:
         os.makedirs(os.path.dirname(at), exist_ok=True)
         if os.path.isdir(at):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), at)
-        return LocalWriter(at)
+        return LocalWriter(self._root, at)
 
     def write_atomic(self, path: str, chunks: Iterable[Buffer]) -> None:
         """See `Tree`."""

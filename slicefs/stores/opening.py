@@ -87,7 +87,7 @@ def _bucket(scheme: str, rest: str) -> Tree:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{scheme}://{name}: no bucket can have this name: check the URL")
     from fsdata.objects.s3.credentials import S3Account
-    from slicefs.stores.s3 import Bucket, S3Tree
+    from slicefs.stores.s3 import BucketTree, S3Tree
     from slicefs.stores.tree import clean_path
 
     clean = clean_path(prefix)
@@ -102,7 +102,7 @@ def _bucket(scheme: str, rest: str) -> Tree:
         checksum = "none"  # Google knows no such header
     account = S3Account(endpoint=endpoint, region=region, profile=profile)
     url = f"{scheme}://{name}/{clean}".rstrip("/")
-    return S3Tree(Bucket(url, name, f"{clean}/" if clean else "", account, checksum))
+    return S3Tree(BucketTree(url, name, f"{clean}/" if clean else "", account, checksum))
 
 
 def _cloudflare() -> str:

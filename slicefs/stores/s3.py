@@ -1,8 +1,8 @@
 """A tree in an S3 bucket, below a prefix: `s3://BUCKET/PREFIX`, and `r2://`, `gs://` by address.
 
 Objects are read, listed and put through the volume's own thin client with its retries and its limit
-on requests at a time (`fsdata/objects/s3`); boto3 does what is rare: parts of large objects, copies
-and names in one directory. Keys, region and address come from the environment and the AWS profile.
+on requests at a time (`fsdata/objects/s3`); boto3 does what is rare: parts of large objects and
+copies. Keys, region and address come from the environment and the AWS profile.
 
 Threading: any method from any thread. Connections are made at the first use, anew after a fork.
 """
@@ -14,26 +14,43 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fsclient.volume.object_stores import stacked
+from fsclient.volume.object_stores import TIMEOUT_S, Pacing, stacked
+from fsdata.objects.contract import KeysRefused, NoPlace, Throttled, Unreached
 from fsdata.objects.s3.credentials import Keys, S3Account
+from fsdata.objects.s3.errors import NoSuchBucket
+from fsdata.objects.s3.http import Timeouts
+from fsdata.objects.wrappers import Backoff, Retrying
 from fsmeta.errors import ConfigError, ObjectMissing, Refused, StoreError
 from slicefs.client.parallel import RUNTIME, Readers
-from slicefs.client.ranges import MAX_GAP_BYTES, WHOLE, Item, Span, cut, plan
+from slicefs.client.ranges import MAX_GAP_BYTES, WHOLE, Item, MergedRead, cut, plan
 from slicefs.stores.s3_writer import S3Writer
-from slicefs.stores.tree import Buffer, Entry, Info, Tree, Writer, clean_path, write_all
+from slicefs.stores.tree import (
+    Buffer,
+    Entry,
+    FirstFiles,
+    FlatTree,
+    Info,
+    Writer,
+    clean_path,
+    write_all,
+)
 
 if TYPE_CHECKING:
-    from fsdata.objects.contract import ObjectStore
+    from fsdata.objects.contract import ObjectInfo, ObjectStore
+    from fsdata.objects.s3.listing import ListingPage
 
 READERS: Final = 16  # requests at a time: most of a small GET is waiting
 READ_BYTES: Final = 8 << 20  # of one GET: larger spans are several
 BUFFER_BYTES: Final = 1 << 20
 COPY_BYTES_MAX: Final = 5 << 30  # CopyObject takes no more
+REACH_S: Final = 10.0  # two attempts to connect: a wrong address is found out soon
+DELETES: Final = 500  # keys of one call, as of one request of `fsdata/objects/s3`
 
 
-class Bucket(NamedTuple):
+class BucketTree(NamedTuple):
     """Where objects are; all of it can be pickled, and nothing is secret."""
 
     url: str  # of the tree
@@ -41,12 +58,28 @@ class Bucket(NamedTuple):
     prefix: str  # "" or ending in `/`
     account: S3Account = S3Account()
     checksum: str = "crc32c"  # of `fsdata/objects/s3`: what the store is told of a PUT
+    timeout_s: float = TIMEOUT_S  # how long a request is repeated
+
+
+class _Making:
+    """One thread makes what many want: a session of boto3 takes 0.1 s of processor time."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """In a forked child: the parent's other threads may have held the lock."""
+        self.lock = RUNTIME.lock()
+
+
+_MAKING: Final = _Making()
+os.register_at_fork(after_in_child=_MAKING.renew)
 
 
 class Links:
     """What a process has open to a bucket."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: BucketTree) -> None:
         """Raises: ConfigError."""
         try:
             from fsdata.objects.s3.s3 import S3Objects, S3Settings
@@ -54,8 +87,10 @@ class Links:
             raise ConfigError("s3:// needs a package: pip install 'slicefs[s3]'") from error
         self.pid = os.getpid()
         self.keys = Keys(RUNTIME, bucket.account)
-        settings = S3Settings(bucket.name, bucket.account, checksum=bucket.checksum)
-        self.stack = stacked(S3Objects(RUNTIME, settings, self.keys), "s3", RUNTIME)
+        settings = S3Settings(bucket.name, bucket.account, checksum=bucket.checksum, patient=False)
+        objects, pacing = S3Objects(RUNTIME, settings, self.keys), Pacing(bucket.timeout_s)
+        self.bucket = objects
+        self.stack = stacked(objects, "s3", RUNTIME, pacing)
         self._account = bucket.account
         self._boto: Any = None
 
@@ -67,7 +102,9 @@ class Links:
     def boto(self) -> Any:
         """boto3's client, with retries of its own."""
         if self._boto is None:
-            self._boto = _boto_client(self._account, self.keys)
+            with _MAKING.lock:
+                if self._boto is None:
+                    self._boto = _boto_client(self._account, self.keys)
         return self._boto
 
     def close(self) -> None:
@@ -110,7 +147,7 @@ def _boto_client(account: S3Account, keys: Keys) -> Any:
 class S3Tree:
     """Objects of a bucket below a prefix."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: BucketTree) -> None:
         self._bucket = bucket
         self._links: Links | None = None
         self._readers = Readers(READERS)
@@ -120,7 +157,39 @@ class S3Tree:
         """See `Tree`."""
         return self._bucket.url
 
-    def __reduce__(self) -> tuple[Callable[[Bucket], S3Tree], tuple[Bucket]]:
+    @property
+    def bucket(self) -> BucketTree:
+        """Where the objects are."""
+        return self._bucket
+
+    def require_reachable(self) -> None:
+        """Ask the server for the bucket, and give up soon where no way leads to it.
+
+        Raises: ConfigError. Any other answer is fine: other calls say what is wrong.
+        """
+        links = self.links()
+        impatient = Retrying(RUNTIME, links.bucket, Backoff(total_s=REACH_S))
+        links.bucket.set_timeouts(Timeouts(silent_s=REACH_S / 2, whole_s=REACH_S))
+        try:
+            impatient.head(f"{self._bucket.prefix}/")
+        except Unreached as error:
+            raise ConfigError(
+                f"{self.url}: {error}: check the address (AWS_ENDPOINT_URL), and whether the store "
+                "runs and can be reached from here"
+            ) from error
+        except NoSuchBucket as error:
+            raise ConfigError(f"{self.url}: {error}: check its name") from error
+        except (OSError, StoreError):
+            pass
+        finally:
+            links.bucket.set_timeouts(None)
+
+    def objects(self) -> Iterator[ObjectInfo]:
+        """All objects below the prefix in the order of their keys, with ETags; keys are whole."""
+        with _translated(self.url):
+            yield from self.links().objects.list(self._bucket.prefix)
+
+    def __reduce__(self) -> tuple[Callable[[BucketTree], S3Tree], tuple[BucketTree]]:
         return S3Tree, (self._bucket,)
 
     def links(self) -> Links:
@@ -128,9 +197,11 @@ class S3Tree:
         links = self._links
         if links is not None and links.pid == os.getpid():
             return links
-        made = Links(self._bucket)  # two threads may both make some: harmless
-        self._links = made
-        return made
+        with _MAKING.lock:
+            links = self._links
+            if links is None or links.pid != os.getpid():
+                links = self._links = Links(self._bucket)
+            return links
 
     def _key(self, path: str) -> str:
         clean = clean_path(path)
@@ -154,7 +225,7 @@ class S3Tree:
         """See `Tree`."""
         return self._readers.read_all(plan(items, max_gap), self._read_span, len(items))
 
-    def _read_span(self, span: Span) -> list[tuple[int, memoryview]]:
+    def _read_span(self, span: MergedRead) -> list[tuple[int, memoryview]]:
         if span.end == span.begin:
             return cut(span, memoryview(b""))
         if span.end == WHOLE or span.end - span.begin <= READ_BYTES:
@@ -186,21 +257,21 @@ class S3Tree:
     def remove_tree(self, path: str) -> int:
         """See `Tree`."""
         clean = clean_path(path)
-        top = f"{clean}/" if clean else ""
         count, batch = 0, list[str]()
-        for info in self.list(top):
-            batch.append(self._bucket.prefix + info.path)
+        for info in self.list(f"{clean}/" if clean else ""):
+            batch.append(info.path)
             count += 1
-            if len(batch) == 500:
-                self._delete(batch)
+            if len(batch) == DELETES:
+                self.remove_files(batch)
                 batch.clear()
-        self._delete(batch)
+        self.remove_files(batch)
         return count
 
-    def _delete(self, keys: Sequence[str]) -> None:
+    def remove_files(self, paths: Sequence[str]) -> None:
+        """See `FlatTree`."""
         with _translated(self.url):
-            if keys:
-                self.links().objects.delete(*keys)
+            if paths:
+                self.links().objects.delete(*(self._bucket.prefix + path for path in paths))
 
     def copy(self, path: str, new_path: str) -> None:
         """See `Tree`. Objects of more than 5 GiB are copied in parts, by the store."""
@@ -232,21 +303,46 @@ class S3Tree:
 
     def list_dir(self, path: str = "") -> Iterator[Entry]:
         """See `Tree`."""
-        clean = clean_path(path)
-        top = self._bucket.prefix + (f"{clean}/" if clean else "")
-        pages = self.links().boto().get_paginator("list_objects_v2")
+        top = self._top(path)
         with _translated(path or self.url):
-            for page in pages.paginate(Bucket=self._bucket.name, Prefix=top, Delimiter="/"):
-                found = [
-                    Entry(each["Prefix"][len(top) : -1], True)
-                    for each in page.get("CommonPrefixes", ())
-                ]
+            for page in self._pages(top, "/"):
+                found = [Entry(folder[len(top) : -1], True) for folder in page.folders]
                 found += [
-                    Entry(each["Key"][len(top) :], False, int(each["Size"]))
-                    for each in page.get("Contents", ())
-                    if each["Key"] != top
+                    Entry(info.key[len(top) :], False, info.size)
+                    for info in page.infos
+                    if info.key != top
                 ]
                 yield from sorted(found, key=lambda entry: os.fsencode(entry.name))
+
+    def first_files(self, path: str) -> FirstFiles:
+        """See `FlatTree`."""
+        top, cut = self._top(path), len(self._bucket.prefix)
+        with _translated(path or self.url):
+            page = next(self._pages(top))
+        keys = [info.key[len(top) :] for info in page.infos if info.key != top]
+        infos = [
+            Info(info.key[cut:], info.size, info.mtime_ns)
+            for info in page.infos
+            if not info.key.endswith("/")
+        ]
+        last = page.infos[-1].key[cut:] if page.next_token and page.infos else ""
+        return FirstFiles(infos, keys, last)
+
+    def _top(self, path: str) -> str:
+        """What the keys below a directory begin with."""
+        clean = clean_path(path)
+        return self._bucket.prefix + (f"{clean}/" if clean else "")
+
+    def _pages(self, top: str, delimiter: str = "") -> Iterator[ListingPage]:
+        """A listing, request by request; each is repeated where the store fails."""
+        links, token = self.links(), ""
+        while True:
+            ask = partial(links.bucket.list_page, top, "", token, delimiter)
+            page = links.stack.retrying.repeat(ask)
+            yield page
+            if not page.next_token:
+                return
+            token = page.next_token
 
     def stat(self, path: str) -> Info:
         """See `Tree`."""
@@ -295,7 +391,7 @@ class _S3File(io.RawIOBase):
         """Move; the new position."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         if base + offset < 0:
-            raise OSError(errno.EINVAL, "a position before the begin of the file")
+            raise OSError(errno.EINVAL, "a position before the start of the file")
         self._at = base + offset
         return self._at
 
@@ -314,6 +410,11 @@ class _S3File(io.RawIOBase):
         self._at += done
         return done
 
+    def readall(self) -> bytes:
+        """The rest. `io` would ask for 8 KiB at a time, each a request."""
+        rest = bytearray(max(0, self._size - self._at))
+        return bytes(memoryview(rest)[: self.readinto(rest)])
+
 
 @contextmanager
 def _translated(path: str) -> Iterator[None]:
@@ -322,6 +423,11 @@ def _translated(path: str) -> Iterator[None]:
         yield
     except ObjectMissing as error:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+    except KeysRefused as error:
+        raise PermissionError(errno.EACCES, str(error), path) from error
+    except (NoPlace, Throttled) as error:
+        text = f"the store was too busy for as long as requests are repeated: {error}"
+        raise OSError(errno.EIO, text, path) from error
     except Refused as error:
         raise OSError(errno.EINVAL, str(error), path) from error
     except StoreError as error:
@@ -335,12 +441,14 @@ def _of_boto(error: Exception, path: str) -> Exception:
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return error
+    from fsdata.objects.s3.errors import KEY_CODES
+
     code = str(response.get("Error", {}).get("Code", ""))
     if code in ("404", "NoSuchKey", "NoSuchBucket"):
         return FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)} ({code})", path)
-    if code in ("403", "AccessDenied"):
+    if code in ("403", *KEY_CODES):
         return PermissionError(errno.EACCES, f"the keys may not do that ({code})", path)
     return OSError(errno.EIO, f"the store answers {code}", path)
 
 
-_CONFORMS: Callable[[Bucket], Tree] = S3Tree
+_CONFORMS: Callable[[BucketTree], FlatTree] = S3Tree

@@ -12,6 +12,7 @@ import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from fsdata.objects.contract import KeysRefused
 from fsmeta.errors import StoreError
 from slicefs.client.parallel import RUNTIME
 from slicefs.stores.tree import BaseWriter, Buffer
@@ -76,7 +77,9 @@ class S3Writer(BaseWriter):
             self._upload = str(self._boto.create_multipart_upload(**self._where)["UploadId"])
         number, self._next = self._next, self._next + 1
         if number > PARTS_MAX:
-            raise OSError(errno.EFBIG, f"{PARTS_MAX} parts are the most: say `size` beforehand")
+            raise OSError(
+                errno.EFBIG, f"{PARTS_MAX} parts are the limit: pass `size` when the file is opened"
+            )
         data, self._buffer = self._buffer, bytearray()
         with self._cond:
             while self._under_way >= PARTS_AT_ONCE and self._error is None:
@@ -113,6 +116,8 @@ class S3Writer(BaseWriter):
         if not self._upload:
             try:
                 self._objects.put(self._where["Key"], (self._buffer,))
+            except KeysRefused as error:
+                raise PermissionError(errno.EACCES, str(error)) from error
             except StoreError as error:
                 raise OSError(errno.EIO, str(error)) from error
             return

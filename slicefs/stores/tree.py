@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import Final, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 from slicefs.client.ranges import MAX_GAP_BYTES, Item
 
@@ -60,6 +60,17 @@ class Writer(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+@runtime_checkable
+class RangeWriter(Writer, Protocol):
+    """A `Writer` that can show bytes of another file of its tree without reading them."""
+
+    def begin_copies(self, path: str, size: int) -> bool:
+        """Open the file that `copy_range` takes from; False where it is not there with `size`."""
+
+    def copy_range(self, begin: int, end: int) -> None:
+        """Append bytes `begin..end` of that file."""
 
 
 class Tree(Protocol):
@@ -122,6 +133,25 @@ class Tree(Protocol):
 
     def close(self) -> None:
         """Let go of connections; the tree opens new ones if it is used again."""
+
+
+class FirstFiles(NamedTuple):
+    """What one request tells of a directory."""
+
+    infos: list[Info]  # the first files below it, in order
+    keys: list[str]  # of all that it tells, relative to the directory; some end with `/`
+    last: str  # where `Tree.list` goes on behind; empty: there is no more
+
+
+@runtime_checkable
+class FlatTree(Tree, Protocol):
+    """A `Tree` without directories: one request tells many files, and one removes many."""
+
+    def first_files(self, path: str) -> FirstFiles:
+        """The first files below a directory, by one request."""
+
+    def remove_files(self, paths: Sequence[str]) -> None:
+        """Remove files; those not there are fine. Where it raises, some may be gone."""
 
 
 class BaseWriter:

@@ -10,8 +10,10 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import IO, Any, Final, cast
+from typing import IO, Any, cast
 
+from fsmeta.types import Slice
+from slicefs.client.bulk import KnownFile
 from slicefs.client.client import Client
 from slicefs.client.names import DirEntry
 from slicefs.client.ranges import MAX_GAP_BYTES, Item
@@ -27,28 +29,50 @@ from slicefs.stores.tree import (
     write_all,
 )
 
-COPY_BYTES: Final = 8 << 20
-
 
 class VolumeWriter(BaseWriter):
     """A file of a `VolumeTree` that is being written; it has no name before `close`."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], open_source: Callable[[str], IO[bytes]]) -> None:
         super().__init__()
         self._file = cast("Any", file)
+        self._open_source = open_source
+        self._source: Any = None
+        self._written = 0
 
     def write(self, data: Buffer, /) -> int:
         """See `Writer`."""
-        return int(self._file.write(data))
+        count = int(self._file.write(data))
+        self._written += count
+        return count
 
     def tell(self) -> int:
         """How much was written."""
-        return int(self._file.tell())
+        return self._written
+
+    def begin_copies(self, path: str, size: int) -> bool:
+        """See `RangeWriter`."""
+        try:
+            self._source = self._open_source(path)
+        except FileNotFoundError:
+            return False
+        return int(self._source.seek(0, os.SEEK_END)) == size
+
+    def copy_range(self, begin: int, end: int) -> None:
+        """See `RangeWriter`: metadata alone."""
+        self._file.copy_from(self._source, begin, end)
+        self._written += end - begin
+
+    def _let_go(self) -> None:
+        if self._source is not None:
+            self._source.close()
 
     def _finish(self) -> None:
         self._file.close()
+        self._let_go()
 
     def _drop(self) -> None:
+        self._let_go()
         self._file.abort()
 
 
@@ -94,15 +118,29 @@ class VolumeTree:
         ]
         return self._client.read_many(placed, max_gap=max_gap)
 
+    def slices(self, paths: Sequence[str]) -> list[Slice | None]:
+        """Where the bytes of files of a snapshot are; None where that is more than one place.
+
+        Raises: ConfigError where a file is of no snapshot.
+        """
+        return self._client.slices([self._at(path) for path in paths])
+
+    def read_known(self, files: Sequence[KnownFile]) -> list[memoryview]:
+        """Whole files, of which it is known where their bytes are. Raises: as `read_ranges`."""
+        return self._client.read_known([each._replace(path=self._at(each.path)) for each in files])
+
     def writer(self, path: str, *, size: int | None = None) -> Writer:
         """See `Tree`."""
         del size
         at = self._at(path)
         try:
-            return VolumeWriter(self._client.open(at, "wb", atomic=True))
+            return VolumeWriter(self._client.open(at, "wb", atomic=True), self._open_raw)
         except FileNotFoundError:
             self._client.makedirs(os.path.dirname(at), exist_ok=True)
-        return VolumeWriter(self._client.open(at, "wb", atomic=True))
+        return VolumeWriter(self._client.open(at, "wb", atomic=True), self._open_raw)
+
+    def _open_raw(self, path: str) -> IO[bytes]:
+        return self._client.open(self._at(path), "rb", buffering=0)
 
     def write_atomic(self, path: str, chunks: Iterable[Buffer]) -> None:
         """See `Tree`."""
@@ -177,10 +215,13 @@ class VolumeTree:
         return count
 
     def copy(self, path: str, new_path: str) -> None:
-        """See `Tree`."""
-        with self.open_read(path) as source, self.writer(new_path) as target:
-            while data := source.read(COPY_BYTES):
-                target.write(data)
+        """See `Tree`: metadata alone."""
+        size = self.stat(path).size
+        with self.writer(new_path) as target:
+            assert isinstance(target, VolumeWriter)
+            if not target.begin_copies(path, size):
+                raise OSError(errno.ESTALE, "changes while it is copied: try again", path)
+            target.copy_range(0, size)
 
     def rename(self, path: str, new_path: str) -> None:
         """See `Tree`. Directories, too."""

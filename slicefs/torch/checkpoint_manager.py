@@ -8,13 +8,14 @@ same methods.
 from __future__ import annotations
 
 import concurrent.futures
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from fsmeta.errors import ConfigError
-from slicefs.checkpoint.manager import CheckpointManager as FileManager
+from slicefs.checkpoint.manager import StepManager as FileManager
 from slicefs.checkpoint.saving import Saving
 from slicefs.checkpoint.step import Step
 from slicefs.torch.dcp import StorageReader, StorageWriter
@@ -33,6 +34,7 @@ class CheckpointManager:
         keep_every: int | None = None,
         ephemeral_every: int | None = None,
         run: str = "",
+        dedupe: bool = True,
         thread_count: int = THREADS,
     ) -> None:
         self.files = FileManager(
@@ -41,9 +43,11 @@ class CheckpointManager:
             keep_every=keep_every,
             ephemeral_every=ephemeral_every,
             run=run,
+            dedupe=dedupe,
         )
         self._threads = thread_count
         self._pending: concurrent.futures.Future[Any] | None = None
+        self._group: Any = None  # of saves in a thread, made by the first
         self.last_durable: int | None = None  # the newest step that this manager has published
 
     def save(
@@ -51,13 +55,16 @@ class CheckpointManager:
         step: int,
         state_dict: dict[str, Any],
         *,
-        async_: bool = False,
+        async_: bool | Literal["process"] = False,
         process_group: Any = None,
     ) -> concurrent.futures.Future[Any] | None:
         """Save a step; with `async_`, return when the state is copied, and a future.
 
-        One save is in progress at a time: an earlier one is waited for, and its failure is raised
-        here. Raises: FileExistsError on all ranks where the step is there.
+        `async_="process"` writes in a process of torch's, which takes no turns from training; it
+        needs a process group. A thread uses a gloo group of the manager's own unless one is named:
+        on the group of training, ranks could wait for each other for ever. One save is in progress
+        at a time: an earlier one is waited for, and its failure is raised here.
+        Raises: FileExistsError on all ranks where the step is there.
         """
         self.wait()
         saving = self._begin(step, process_group)
@@ -74,7 +81,15 @@ class CheckpointManager:
             self.last_durable = step
             return None
         future: concurrent.futures.Future[Any] = dcp.async_save(
-            state_dict, storage_writer=writer, process_group=process_group, no_dist=no_dist
+            state_dict,
+            storage_writer=writer,
+            process_group=process_group if async_ == "process" else self._own(process_group),
+            no_dist=no_dist,
+            async_checkpointer_type=(
+                AsyncCheckpointerType.PROCESS
+                if async_ == "process"
+                else AsyncCheckpointerType.THREAD
+            ),
         )
 
         def ended(done: concurrent.futures.Future[Any]) -> None:
@@ -92,6 +107,16 @@ class CheckpointManager:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
+
+    def close(self) -> None:
+        """Wait for a save that is in progress, and leave the volume. Raises: as `wait`."""
+        try:
+            self.wait()
+        finally:
+            group, self._group = self._group, None
+            if group is not None and dist.is_initialized():
+                dist.destroy_process_group(group)
+            self.files.close()
 
     def latest(self) -> Step | None:
         """The newest step whose files are all there."""
@@ -115,6 +140,13 @@ class CheckpointManager:
         reader = StorageReader(found)
         dcp.load(state_dict, storage_reader=reader, process_group=process_group, no_dist=no_dist)
         return found.number
+
+    def _own(self, group: Any) -> Any:
+        """The group of a save in a thread: `group`, or one of our own. All ranks call it."""
+        if group is not None or not dist.is_initialized():
+            return group
+        self._group = self._group or dist.new_group(backend="gloo")
+        return self._group
 
     def _begin(self, step: int, group: Any) -> Saving:
         """The save on rank 0, and its part on the others. Raises the same on all ranks."""

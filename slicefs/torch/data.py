@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from multiprocessing.context import get_spawning_popen
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch.utils.data as torch_data
 from torch import distributed
@@ -19,23 +20,24 @@ from torch import distributed
 from slicefs.client.connection import parse_bytes
 from slicefs.client.ranges import Item
 from slicefs.data.order import Reader
-from slicefs.data.source import EVERYTHING, Sample, Source
-from slicefs.data.stream import FETCH_BYTES, Stream
+from slicefs.data.source import EVERYTHING, Sample, SampleSource
+from slicefs.data.stream import FETCH_BYTES, WINDOW_BYTES, SampleStream
 
 if TYPE_CHECKING:
     from slicefs.client.client import Client
 
 Transform = Callable[[Sample], Any]
+Shard: TypeAlias = Literal["rank_worker", "worker", "none"]
 
 
 def _plain(sample: Sample) -> bytes:
     return bytes(sample.data)
 
 
-def _source(url: str, glob: str, manifest: str | None, client: Client | None) -> Source:
+def _source(url: str, glob: str, manifest: str | None, client: Client | None) -> SampleSource:
     if manifest is not None:
-        return Source.from_manifest(manifest, url=url, client=client)
-    return Source.from_prefix(url, glob=glob, client=client)
+        return SampleSource.from_manifest(manifest, url=url, client=client)
+    return SampleSource.from_prefix(url, glob=glob, client=client)
 
 
 class MapDataset(torch_data.Dataset):
@@ -49,10 +51,10 @@ class MapDataset(torch_data.Dataset):
         glob: str = EVERYTHING,
         manifest: str | None = None,
         client: Client | None = None,
-        source: Source | None = None,
+        source: SampleSource | None = None,
     ) -> None:
         """`transform` gets a `Sample` (path, data); without one a sample is its bytes."""
-        self.source = source or _source(url, glob, manifest, client)
+        self.source = _source(url, glob, manifest, client) if source is None else source
         self._transform = transform or _plain
 
     @classmethod
@@ -65,7 +67,7 @@ class MapDataset(torch_data.Dataset):
         cls, items: Iterable[Item], *, url: str = "", client: Client | None = None, **more: Any
     ) -> MapDataset:
         """These files, or `(file, begin, end)` of them."""
-        return cls(source=Source.from_objects(items, url=url, client=client), **more)
+        return cls(source=SampleSource.from_objects(items, url=url, client=client), **more)
 
     @classmethod
     def from_manifest(cls, manifest: str, *, url: str = "", **more: Any) -> MapDataset:
@@ -103,21 +105,27 @@ class IterableDataset(torch_data.IterableDataset):
         manifest: str | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        shuffle_window: int | str = "1GiB",
+        shuffle_window: int | str = WINDOW_BYTES,
         batch_size: int = 1,
         drop_uneven: bool = False,
         predownload: int | str = FETCH_BYTES,
         client: Client | None = None,
-        source: Source | None = None,
+        source: SampleSource | None = None,
+        shard: Shard = "rank_worker",
     ) -> None:
         """`batch_size`: the DataLoader's, by which workers take turns, so that a state is exact in
         mid-epoch. `drop_uneven`: all ranks give the same number. `predownload`: bytes that are
-        read ahead at a time.
+        read ahead at a time. `shard`: what shares the samples; with "worker" each rank gives all
+        of them, with "none" each worker does.
         """
-        self.source = source or _source(url, glob, manifest, client)
+        if shard not in ("rank_worker", "worker", "none"):
+            raise ValueError(f"shard {shard!r}: use rank_worker, worker or none")
+        self.source = _source(url, glob, manifest, client) if source is None else source
         self._transform = transform or _plain
         self._block = batch_size
-        self._stream = Stream(
+        self._shard = shard
+        self._place: tuple[int, int] | None = None  # of the process that has started this worker
+        self._stream = SampleStream(
             self.source,
             shuffle=shuffle,
             seed=seed,
@@ -131,7 +139,7 @@ class IterableDataset(torch_data.IterableDataset):
         cls, items: Iterable[Item], *, url: str = "", client: Client | None = None, **more: Any
     ) -> IterableDataset:
         """These files, or `(file, begin, end)` of them."""
-        return cls(source=Source.from_objects(items, url=url, client=client), **more)
+        return cls(source=SampleSource.from_objects(items, url=url, client=client), **more)
 
     @classmethod
     def from_manifest(cls, manifest: str, *, url: str = "", **more: Any) -> IterableDataset:
@@ -147,28 +155,48 @@ class IterableDataset(torch_data.IterableDataset):
         """Go to an epoch, before the DataLoader is iterated."""
         self._stream.set_epoch(epoch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker process that is spawned does not know its rank by itself.
+
+        What is pickled for anything else, a file for instance, has no rank: any rank may load it.
+        """
+        spawning = get_spawning_popen() is not None
+        return {**self.__dict__, "_place": _place_in_group() if spawning else None}
+
     def __iter__(self) -> Iterator[Any]:
-        rank, world = _rank_and_world()
-        info = torch_data.get_worker_info()
+        rank, world = self._rank_and_world()
+        info = None if self._shard == "none" else torch_data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         reader = Reader(rank, world, worker, workers, self._block)
         return map(self._transform, self._stream.read(reader))
 
+    def _rank_and_world(self) -> tuple[int, int]:
+        """This process's place: torch.distributed's, else what torchrun has set.
+
+        A worker's is the one of the process that has started it. That comes before the variables:
+        launchers set them for a host, whose processes have other ranks in their group.
+        """
+        if self._shard != "rank_worker":
+            return 0, 1
+        started = self._place if torch_data.get_worker_info() is not None else None
+        known = _place_in_group() or started
+        return known or (int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Where the epoch stands, see `Stream.state_dict`.
+        """Where the epoch stands, see `SampleStream.state_dict`.
 
         With worker processes the main process says how many samples this rank has `consumed`:
         the batches that it took, times their size.
         """
-        return self._stream.state_dict(consumed, _rank_and_world()[1])
+        return self._stream.state_dict(consumed, self._rank_and_world()[1])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on any number of ranks and workers."""
         self._stream.load_state_dict(state)
 
 
-def _rank_and_world() -> tuple[int, int]:
-    """This process's place: torch.distributed's, else what torchrun has set."""
+def _place_in_group() -> tuple[int, int] | None:
+    """Rank and world of this process; None where torch.distributed was not initialized."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return None

@@ -16,7 +16,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
@@ -36,12 +36,14 @@ from slicefs.checkpoint.manifest import FileEntry
 from slicefs.checkpoint.reading import read_verified
 from slicefs.checkpoint.saving import Saving
 from slicefs.checkpoint.step import Step, joined, load_step
+from slicefs.lifecycle.shards.dcp_metadata import is_of_checkpoints
 from slicefs.stores.opening import open_tree
 from slicefs.stores.tree import Tree, Writer
 
 BATCH_BYTES: Final = 64 << 20  # held in memory at a time while loading
 MAX_GAP_BYTES: Final = 64 << 10  # unwanted bytes between two ranges that one request may bring
 METADATA: Final = ".metadata"
+Opener: TypeAlias = Callable[[str | os.PathLike[str]], Tree]
 
 
 class _Stream(io.RawIOBase):
@@ -71,8 +73,12 @@ class _Stream(io.RawIOBase):
 class TreeFileSystem(FileSystemBase):
     """Files of one checkpoint, as torch's writer and reader ask for them."""
 
-    def __init__(self, tree: Tree, part: Saving | Step | None = None) -> None:
+    def __init__(
+        self, tree: Tree, part: Saving | Step | None = None, opener: Opener = open_tree
+    ) -> None:
+        """`opener`: how another checkpoint is opened, see `init_path`."""
         self.tree = tree
+        self._opener = opener
         self.saving = part if isinstance(part, Saving) else None
         self._folder = part.data if isinstance(part, Step) else ""
         self.root = (tree.url if part is None else part.url).rstrip("/")
@@ -109,7 +115,7 @@ class TreeFileSystem(FileSystemBase):
     def init_path(self, path: str | os.PathLike[str]) -> str:
         """Move to another checkpoint."""
         if os.fspath(path).rstrip("/") != self.root:
-            self.tree = open_tree(path)
+            self.tree = self._opener(path)
             self.saving = None
             self._folder = ""
             self.root = self.tree.url.rstrip("/")
@@ -166,19 +172,23 @@ class StorageWriter(FileSystemWriter):
         overwrite: bool = True,
         cache_staged_state_dict: bool = False,
         tree: Tree | None = None,
+        opener: Opener = open_tree,
+        **of_torch: Any,
     ) -> None:
+        """`of_torch`: what else torch's writer takes, such as `single_file_per_rank`."""
         super().__init__(
             "unused",
             sync_files=False,
             thread_count=thread_count,
             cache_staged_state_dict=cache_staged_state_dict,
             overwrite=overwrite,
+            **of_torch,
         )
         self.published: Step | None = None
         if isinstance(path, Saving):
             self.fs = TreeFileSystem(path.tree, path)
         else:
-            self.fs = TreeFileSystem(tree or open_tree(path))
+            self.fs = TreeFileSystem(tree or opener(path), opener=opener)
         self.path = self.fs.root
 
     def _metadata_exists(self) -> bool:
@@ -228,16 +238,34 @@ class StorageWriter(FileSystemWriter):
         return TreeFileSystem.validate_checkpoint_id(checkpoint_id)
 
 
+class _MetadataReader(pickle.Unpickler):
+    """Loads `.metadata` without running code that may have been put into it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Raises: UnpicklingError for what no checkpoint names."""
+        if is_of_checkpoints(module, name):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(
+            f"the metadata names {module}.{name}, which no checkpoint has: it is not loaded"
+        )
+
+
 class StorageReader(FileSystemReader):
     """For `dcp.load`: `StorageReader("s3://bucket/run/step1000")`, or a `Step` of a manager."""
 
-    def __init__(self, path: str | os.PathLike[str] | Step, *, tree: Tree | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Step,
+        *,
+        tree: Tree | None = None,
+        opener: Opener = open_tree,
+    ) -> None:
         super().__init__("unused")
         if isinstance(path, Step):
             self.fs = TreeFileSystem(path.tree, path)
             self._step: Step | None = path
         else:
-            self.fs = TreeFileSystem(tree or open_tree(path))
+            self.fs = TreeFileSystem(tree or opener(path), opener=opener)
             self._step = load_step(self.fs.tree, "")
         self.path = self.fs.root
 
@@ -248,13 +276,13 @@ class StorageReader(FileSystemReader):
             self._step = load_step(self.fs.tree, "")
 
     def read_metadata(self, *_: Any, **kwargs: Any) -> Metadata:
-        """As torch's; verified where there is a manifest. Raises: EIO."""
+        """As torch's; verified where there is a manifest. Raises: EIO, UnpicklingError."""
         rank = kwargs.get("rank")
         name = METADATA if rank is None else f"__{rank}{METADATA}"
         data = (
             self.fs.tree.read(self.fs.name(name)) if self._step is None else self._step.read(name)
         )
-        metadata = cast(Metadata, pickle.loads(data))
+        metadata = cast(Metadata, _MetadataReader(io.BytesIO(data)).load())
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id

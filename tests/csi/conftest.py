@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.csi.driver import SECRET, Driver
-from tests.redis_server import RedisServer
+from tests.fsdata.stores import fresh_name
+from tests.support.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +33,22 @@ def secrets(closed_redis: RedisServer) -> Iterator[dict[str, str]]:
     place = {"storage": "file", "bucket": str(base / "bucket")}
     yield {"name": "csivol", "metaurl": url, **place, "format-options": "trash-days=0"}
     shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def s3_secrets(secrets: dict[str, str], ceph: CephCluster) -> dict[str, str]:
+    """Of a volume that is not formatted yet, with its data in a bucket of radosgw."""
+    place = {"storage": "s3", "bucket": f"{ceph.endpoint}/{fresh_name()}"}
+    return {**secrets, **place, "access-key": ACCESS_KEY, "secret-key": SECRET_KEY}
+
+
+@pytest.fixture
+def s3_driver(secrets: dict[str, str], s3_secrets: dict[str, str]) -> Iterator[Driver]:
+    """As `driver`, on S3."""
+    found = Driver(Path(secrets["bucket"]).parent, s3_secrets)
+    found.start()
+    yield found
+    found.clean_up()
 
 
 @pytest.fixture

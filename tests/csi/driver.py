@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
+from csi.names import file_name
 from csi.proto import csi_pb2 as pb
 from tests.faults.program import SLICEFS, succeed
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PROGRAM = os.path.join(os.path.dirname(sys.executable), "slicefs-csi")
 CALL_S = 100.0
 START_S = 60.0
+ANY_WRITERS = 5  # MULTI_NODE_MULTI_WRITER
+ONE_POD = 6  # SINGLE_NODE_SINGLE_WRITER
 SECRET = "s3cr3t-Passw0rd"
 
 
@@ -31,38 +35,56 @@ class Driver:
         self.state = base / "state"
         self.socket = base / "csi.sock"
         self.log = base / "driver.log"
+        self.options: tuple[str, ...] = ()
+        self.allows_local = True  # most tests keep data in a directory
+        self.program: tuple[str, ...] = (PROGRAM,)
+        self.environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Any = None
 
     def start(self, *options: str) -> None:
         """Returns when it answers."""
-        words = [PROGRAM, "--endpoint", f"unix://{self.socket}", "--node-id", "node-1"]
-        words += ["--state-dir", str(self.state), "--heal-interval", "3600", *options]
+        words = [*self.program, "--endpoint", f"unix://{self.socket}", "--node-id", "node-1"]
+        words += ["--state-dir", str(self.state), "--heal-interval", "3600"]
+        words += ["--allow-local-stores"] if self.allows_local else []
+        words += [*self.options, *options]
+        environment = {**os.environ, **self.environment}
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=log)
-        self._channel = grpc.insecure_channel(f"unix://{self.socket}")
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stderr=log, env=environment
+            )
+        self.connect(self.socket)
         wait_until(self._answers, START_S)
+
+    def connect(self, socket: Path) -> None:
+        """Call a driver that another program has started."""
+        self._channel = grpc.insecure_channel(f"unix://{socket}")
 
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, self.log.read_text()
         try:
-            return bool(self.call("Identity", "Probe", pb.ProbeRequest(), pb.ProbeResponse).ready)
+            return self.probe()
         except grpc.RpcError:
             return False
+
+    def probe(self) -> bool:
+        """Whether it says that it is ready."""
+        return bool(self.call("Identity", "Probe", pb.ProbeRequest(), pb.ProbeResponse).ready)
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
-    def end(self, number: int = signal.SIGTERM) -> None:
-        """A signal, and the end; clients stay."""
+    def end(self, number: int = signal.SIGTERM) -> int | None:
+        """A signal, and the end, of which it is the exit code; clients stay."""
         process, self._process = self._process, None
-        if process is not None:
-            self._channel.close()
-            process.send_signal(number)
-            process.wait(START_S)
+        if process is None:
+            return None
+        self._channel.close()
+        process.send_signal(number)
+        return process.wait(START_S)
 
     def call(self, service: str, name: str, request: Any, response: Any) -> Any:
         """One call. Raises: RpcError."""
@@ -108,9 +130,20 @@ class Driver:
         request = pb.DeleteSnapshotRequest(snapshot_id=snapshot_id, secrets=self.secrets)
         self.call("Controller", "DeleteSnapshot", request, pb.DeleteSnapshotResponse)
 
+    def list_volumes(self, max_entries: int = 0, token: str = "") -> Any:
+        request = pb.ListVolumesRequest(max_entries=max_entries, starting_token=token)
+        return self.call("Controller", "ListVolumes", request, pb.ListVolumesResponse)
+
+    def free_bytes(self) -> int:
+        """What GetCapacity says."""
+        request = pb.GetCapacityRequest(volume_capabilities=[capability()])
+        found = self.call("Controller", "GetCapacity", request, pb.GetCapacityResponse)
+        return int(found.available_capacity)
+
     # --- node ------------------------------------------------------------------------------------
 
-    def stage(self, volume: Any, **fields: Any) -> None:
+    def staging(self, volume: Any, **fields: Any) -> Any:
+        """The future of NodeStageVolume."""
         fields = {"secrets": self.secrets, "volume_capability": capability(), **fields}
         request = pb.NodeStageVolumeRequest(
             volume_id=volume.volume_id,
@@ -118,7 +151,10 @@ class Driver:
             volume_context=volume.volume_context,
             **fields,
         )
-        self.call("Node", "NodeStageVolume", request, pb.NodeStageVolumeResponse)
+        return self.begin("Node", "NodeStageVolume", request, pb.NodeStageVolumeResponse)
+
+    def stage(self, volume: Any, **fields: Any) -> None:
+        self.staging(volume, **fields).result()
 
     def unstage(self, volume: Any) -> None:
         request = pb.NodeUnstageVolumeRequest(
@@ -126,13 +162,15 @@ class Driver:
         )
         self.call("Node", "NodeUnstageVolume", request, pb.NodeUnstageVolumeResponse)
 
-    def publishing(self, volume: Any, target: Path, readonly: bool = False) -> Any:
+    def publishing(
+        self, volume: Any, target: Path, readonly: bool = False, mode: int = ANY_WRITERS
+    ) -> Any:
         """The future of NodePublishVolume."""
         request = pb.NodePublishVolumeRequest(
             volume_id=volume.volume_id,
             staging_target_path=str(self.base / "staging"),
             target_path=str(target),
-            volume_capability=capability(),
+            volume_capability=capability(mode),
             readonly=readonly,
         )
         return self.begin("Node", "NodePublishVolume", request, pb.NodePublishVolumeResponse)
@@ -153,6 +191,18 @@ class Driver:
         response = pb.NodeGetVolumeStatsResponse
         return self.call("Node", "NodeGetVolumeStats", request, response)
 
+    def client_pid(self, volume: Any) -> int:
+        """The process that serves a staged volume."""
+        home = os.fsencode(self.client_home(volume))
+        [found] = [
+            pid for pid in self.client_pids() if home in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        return found
+
+    def client_home(self, volume: Any) -> Path:
+        """The directory of a staged volume's client."""
+        return self.state / "volumes" / file_name(volume.volume_id)
+
     # --- after a test ----------------------------------------------------------------------------
 
     def mounts(self) -> list[str]:
@@ -166,33 +216,67 @@ class Driver:
         for path in self.mounts():
             assert "/state/stores/" in path, path
             succeed("umount", path)
+        self.slicefs("fsck", "--data")
+
+    def slicefs(self, command: str, *options: str) -> str:
+        """What a command of `slicefs` says about the volume; it must end well."""
         environment = {**os.environ, "META_OF_TEST": self.secrets["metaurl"]}
-        words = [SLICEFS, "fsck", "--data", "env:META_OF_TEST"]
+        for name, key in (("ACCESS_KEY", "access-key"), ("SECRET_KEY", "secret-key")):
+            if key in self.secrets:
+                environment[name] = self.secrets[key]
+        words = [SLICEFS, command, "env:META_OF_TEST", *options]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done
+        return done.stdout
 
     def clean_up(self) -> None:
         """Whatever became of the test: no process and no mount."""
         self.end(signal.SIGKILL)
         for path in self.mounts():
             subprocess.run(["umount", "-l", path], check=False, capture_output=True)
-        for pid in self.client_pids():
+        for pid in [*self.supervisor_pids(), *self._pids(b"mount")]:
             os.kill(pid, signal.SIGKILL)
 
     def client_pids(self) -> list[int]:
-        """Clients below `base`."""
+        """Clients below `base` that serve; one that waits for its turn has no /dev/fuse yet."""
+        return [pid for pid in self._pids(b"mount") if _serves(pid)]
+
+    def supervisor_pids(self) -> list[int]:
+        """Processes that keep mounts below `base` while a client dies."""
+        return self._pids(b"fsclient.survival.supervisor")
+
+    def _pids(self, word: bytes) -> list[int]:
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 words = path.read_bytes()
             except OSError:
                 continue
-            if os.fsencode(self.state) in words and b"mount" in words.split(b"\0"):
+            if os.fsencode(self.state) in words and word in words.split(b"\0"):
                 found.append(int(path.parent.name))
         return found
 
 
-def capability(mode: int = 5, *flags: str) -> pb.VolumeCapability:
+def _serves(pid: int) -> bool:
+    """Whether a process has /dev/fuse open."""
+    for each in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            if os.readlink(each) == "/dev/fuse":
+                return True
+        except OSError:
+            continue  # closed meanwhile
+    return False
+
+
+def code_of(call: Any, *arguments: Any, **fields: Any) -> Any:
+    """The status of a call that must fail."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*arguments, **fields)
+    assert SECRET not in caught.value.details()
+    return caught.value.code()
+
+
+def capability(mode: int = ANY_WRITERS, *flags: str) -> pb.VolumeCapability:
     """Mounted, MULTI_NODE_MULTI_WRITER unless said otherwise."""
     found = pb.VolumeCapability()
     found.mount.mount_flags.extend(flags)

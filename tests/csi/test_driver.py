@@ -18,24 +18,15 @@ from urllib.request import urlopen
 import grpc
 import pytest
 
-from csi.proto import csi_pb2 as pb
-from tests.csi.driver import PROGRAM, SECRET, Driver, capability
+from tests.csi.driver import PROGRAM, SECRET, Driver, code_of
 from tests.faults.program import needs_mounts
-from tests.outcome import errno_of
-from tests.redis_server import free_port
-from tests.waiting import wait_until
+from tests.support.outcome import errno_of
+from tests.support.redis_server import free_port
+from tests.support.waiting import wait_until
 
 pytestmark = needs_mounts
 Code = grpc.StatusCode
 MIB = 1 << 20
-
-
-def code_of(call: Any, *arguments: Any, **fields: Any) -> Any:
-    """The status of a call that must fail."""
-    with pytest.raises(grpc.RpcError) as caught:
-        call(*arguments, **fields)
-    assert SECRET not in caught.value.details()
-    return caught.value.code()
 
 
 def fill(path: Path, size: int) -> None:
@@ -100,8 +91,8 @@ def test_a_volume_from_claim_to_end(driver: Driver) -> None:
 
 
 def test_killed_driver_and_killed_client(driver: Driver) -> None:
-    """The client outlives the driver; a client that dies is started again and bound anew."""
-    volume = driver.create("pvc-1")
+    """The client outlives the driver; one without a supervisor is started again and bound anew."""
+    volume = driver.create("pvc-1", parameters={"mountOptions": "no-supervisor"})
     target = driver.base / "pods/1"
     driver.stage(volume)
     driver.publish(volume, target)
@@ -112,13 +103,7 @@ def test_killed_driver_and_killed_client(driver: Driver) -> None:
         driver.stage(volume)
         driver.publish(volume, target)
     assert (target / "open").read_text() == "written while there is no driver"
-    home = next((driver.state / "volumes").iterdir())
-    [client] = [
-        pid
-        for pid in driver.client_pids()
-        if os.fsencode(home) in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    os.kill(client, signal.SIGKILL)
+    os.kill(driver.client_pid(volume), signal.SIGKILL)
     wait_until(
         lambda: errno_of(lambda: os.listdir(target)) in (errno.ENOTCONN, errno.ECONNABORTED), 60
     )
@@ -128,44 +113,6 @@ def test_killed_driver_and_killed_client(driver: Driver) -> None:
     driver.unstage(volume)
     driver.delete(volume.volume_id)
     driver.finish()
-
-
-def test_killed_between_steps(driver: Driver) -> None:
-    """A call that is cut off by SIGKILL is repeated, and comes to one volume and one client."""
-    request = pb.CreateVolumeRequest(
-        name="pvc-1",
-        secrets=driver.secrets,
-        volume_capabilities=[capability()],
-        capacity_range={"required_bytes": MIB},
-    )
-    kill_in(driver, "stores", "Controller", "CreateVolume", request, pb.CreateVolumeResponse)
-    driver.start()
-    volume = driver.create("pvc-1", capacity_range={"required_bytes": MIB})
-    target = driver.base / "pods/1"
-    stage = pb.NodeStageVolumeRequest(
-        volume_id=volume.volume_id,
-        staging_target_path=str(driver.base / "staging"),
-        volume_context=volume.volume_context,
-        volume_capability=capability(),
-        secrets=driver.secrets,
-    )
-    kill_in(driver, "volumes", "Node", "NodeStageVolume", stage, pb.NodeStageVolumeResponse)
-    driver.start()
-    driver.stage(volume)
-    driver.publish(volume, target)
-    (target / "file").write_text("x")
-    driver.unpublish(volume, target)
-    driver.unstage(volume)
-    driver.delete(volume.volume_id)
-    driver.finish()
-
-
-def kill_in(driver: Driver, sign: str, service: str, name: str, request: Any, kind: Any) -> None:
-    """Kill the driver in a call, as soon as its state has the directory `sign`."""
-    call = driver.begin(service, name, request, kind)  # it is cancelled where nothing keeps it
-    wait_until(lambda: (driver.state / sign).exists(), 60)
-    driver.end(signal.SIGKILL)
-    call.exception()  # unless it was done by then
 
 
 @pytest.mark.soak
@@ -214,6 +161,8 @@ def test_bad_requests_change_nothing(driver: Driver) -> None:
     assert code_of(driver.create, "pvc-1", capacity_range={"required_bytes": MIB}) is (
         Code.ALREADY_EXISTS
     )
+    for changed in ({"mountOptions": "cache-size=1GiB"}, {"onDelete": "retain"}):
+        assert code_of(driver.create, "pvc-1", parameters=changed) is Code.ALREADY_EXISTS
     huge = {"required_bytes": (1 << 63) - 1}
     assert code_of(driver.create, "pvc-2", capacity_range=huge) is Code.OUT_OF_RANGE
     odd = {"required_bytes": 2 * MIB, "limit_bytes": MIB}
@@ -235,6 +184,8 @@ def test_bad_requests_change_nothing(driver: Driver) -> None:
         assert code_of(driver.create, "pvc-2", secrets=secrets) is Code.INVALID_ARGUMENT
     wrong = {**driver.secrets, "metaurl": driver.secrets["metaurl"].replace(SECRET, SECRET[::-1])}
     assert code_of(driver.stage, volume, secrets=wrong) is Code.INTERNAL
+    for secrets in ({}, {**driver.secrets, "name": "other"}):
+        assert code_of(driver.stage, volume, secrets=secrets) is Code.INVALID_ARGUMENT
     assert os.listdir(driver.state / "volumes") == []
     driver.stage(volume)
     assert code_of(driver.create, "x" * 300) is Code.INVALID_ARGUMENT
@@ -275,6 +226,38 @@ def test_many_at_once_and_nothing_secret(driver: Driver) -> None:
         call.result()
     driver.unstage(volume)
     driver.delete(volume.volume_id)
+    driver.finish()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_200_pods_on_20_volumes(driver: Driver) -> None:
+    """200 targets at once, each twice, also while others leave: one client for each volume."""
+    volumes = [driver.create(f"pvc-{number}") for number in range(20)]
+    for call in [driver.staging(volume) for volume in volumes for _ in range(2)]:
+        call.result()
+    pods = [
+        (each, driver.base / f"pods/{n}-{each.volume_id}") for each in volumes for n in range(10)
+    ]
+    for _ in range(2):
+        for call in [driver.publishing(*pod) for pod in pods]:
+            call.result()
+    assert len(driver.client_pids()) == 21  # the controller's, too
+    for number, (_, target) in enumerate(pods):
+        (target / f"file{number}").write_text("x")
+    assert all(len(os.listdir(target)) == 10 for _, target in pods)
+    half = len(pods) // 2
+    leaving = [driver.unpublishing(*pod) for pod in pods[:half]]
+    for call in [*[driver.publishing(*pod) for pod in pods[half:]], *leaving]:
+        call.result()
+    assert [target.exists() for _, target in pods] == [False] * half + [True] * half
+    for _ in range(2):
+        for call in [driver.unpublishing(*pod) for pod in pods]:
+            call.result()
+    for volume in volumes:
+        driver.unstage(volume)
+        driver.delete(volume.volume_id)
+    assert os.listdir(driver.state / "volumes") == []
     driver.finish()
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
+import re
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -13,11 +11,10 @@ from typing import Final
 import pytest
 
 from tests.csi.driver import Driver
+from tests.csi.go_programs import BUILD_S, go_program
 from tests.faults.program import needs_mounts
 
-VERSION: Final = "v5.6.0"
-MODULE: Final = f"github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity@{VERSION}"
-BUILD_S: Final = 1200
+SANITY: Final = ("github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity", "v5.6.0")
 RUN_S: Final = 600
 SECRETS: Final = (
     "CreateVolumeSecret",
@@ -32,46 +29,21 @@ SECRETS: Final = (
 )
 
 
-def csi_sanity() -> Path:
-    """The program, built once and kept by version; skips the test where it can't be."""
-    cache = Path.home() / ".cache/slicefs"
-    program = cache / f"csi-sanity-{VERSION}"
-    if program.exists():
-        return program
-    if shutil.which("go") is None:
-        pytest.skip("csi-sanity is a Go program, and there is no Go here")
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "csi-sanity.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not program.exists():
-            place = cache / "csi-sanity.build"
-            words = ["go", "install", MODULE]
-            environment = {**os.environ, "GOBIN": str(place)}
-            done = subprocess.run(
-                words, env=environment, cwd="/", capture_output=True, text=True, timeout=BUILD_S
-            )  # `cwd`: away from any go.mod
-            if done.returncode:
-                pytest.skip(f"csi-sanity can't be built here: {done.stderr.strip()[-300:]}")
-            (place / "csi-sanity").rename(program)
-    return program
-
-
-@needs_mounts
-@pytest.mark.soak
-@pytest.mark.timeout(BUILD_S + RUN_S)
-def test_csi_sanity(driver: Driver) -> None:
-    sanity(driver)
-
-
 @needs_mounts
 @pytest.mark.timeout(BUILD_S + RUN_S)
-def test_csi_sanity_refuses_and_expands(driver: Driver) -> None:
-    """The part that is quick: what is refused, and one volume's way to a node and back."""
-    sanity(driver, "--ginkgo.focus", "Identity Service|should fail when no|node-expand is called")
+@pytest.mark.parametrize("kind", [pytest.param("driver", marks=pytest.mark.soak), "s3_driver"])
+def test_csi_sanity(kind: str, request: pytest.FixtureRequest) -> None:
+    driver: Driver = request.getfixturevalue(kind)
+    said = sanity(driver)
+    skipped = re.search(r"(\d+) Skipped", said)
+    assert skipped is not None
+    advertised = "ListVolumes|GetCapacity|ListSnapshots|Snapshot|ExpandVolume|GetVolumeStats"
+    assert not re.findall(rf"(?:{advertised})[^\n]*not supported", said)
 
 
-def sanity(driver: Driver, *options: str) -> None:
-    program = csi_sanity()
+def sanity(driver: Driver) -> str:
+    """What csi-sanity prints; it must pass."""
+    program = go_program(*SANITY)
     secrets = driver.base / "secrets.yaml"
     secrets.write_text(json.dumps(dict.fromkeys(SECRETS, driver.secrets)))  # JSON is YAML
     words: list[str | Path] = [
@@ -82,10 +54,11 @@ def sanity(driver: Driver, *options: str) -> None:
         secrets,
     ]
     words += ["--csi.mountdir", driver.base / "target", "--csi.stagingdir", driver.base / "stage"]
-    words += ["--csi.testvolumeaccesstype", "mount", "--ginkgo.no-color", *options]
+    words += ["--csi.testvolumeaccesstype", "mount", "--ginkgo.no-color"]
     done = subprocess.run(
         words, cwd=driver.base, capture_output=True, text=True, timeout=RUN_S, check=False
     )
     assert done.returncode == 0, done.stdout[-8000:] + driver.log.read_text()[-4000:]
     assert " 0 Failed" in done.stdout
     driver.finish()
+    return done.stdout

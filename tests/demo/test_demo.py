@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.program import REPOSITORY, needs_mounts
-from tests.waiting import SOON_S
+from tests.support.waiting import SOON_S
 from tools.demolib import debian, steps, trees
-from tools.demolib.sources import NoSource, Source, sources
-from tools.demolib.volume import Volume
+from tools.demolib.sources import NoSource, SourceArchive, sources
+from tools.demolib.volume import DemoVolume
 
 # A mount namespace that others make meanwhile would have copies of its mounts, and keep them. Of
 # the mounts that others have now it lets go: it would keep them, too.
@@ -70,7 +70,7 @@ def test_a_demo_that_can_not_work() -> None:
 
 def test_leaving_hides_no_failure(tmp_path: Path) -> None:
     """An unmount that had failed was once reported as the second one, which found no mount."""
-    volume = Volume(tmp_path)
+    volume = DemoVolume(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as client:
         volume._mounted[tmp_path] = client.pid
         volume.leave()
@@ -82,7 +82,7 @@ def test_an_archive_that_tar_can_t_unpack(tmp_path: Path) -> None:
     archive = tmp_path / "x.tar.xz"
     archive.write_bytes(b"no archive")
     with pytest.raises(steps.Failed, match=r"^tar: .+"):
-        steps.unpack(Source("x", (archive,), {}), tmp_path / "target")
+        steps.unpack(SourceArchive("x", (archive,), {}), tmp_path / "target")
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:

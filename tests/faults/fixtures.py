@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.program import Volume
 from tests.faults.redis_server import DurableRedis
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -18,13 +18,15 @@ import sys
 import threading
 import time
 
+from fsclient.client.client import MountClient
+from fsclient.client.client_options import ClientOptions
+from fsclient.client.given_parts import GivenParts
 from fsclient.kernel.contract import FileLock
-from fsclient.mount.client import Client, ClientOptions
 from fsclient.volume.metadata_url import open_store
 from fsdata.objects.mem import MemObjects
 from fsmeta.runtime import SystemRuntime
 from fsmeta.schema.locks import LOCK_END
-from tests.sim.posix import Posix
+from tests.sim.world.posix import Posix
 
 WAIT_S = 120.0
 _STAMP = struct.Struct("=q")
@@ -54,19 +56,19 @@ class Waits:
         assert self.code == 0, self.code
 
 
-def _connect(meta: str) -> Client:
-    client = Client(
+def _connect(meta: str) -> MountClient:
+    client = MountClient(
         open_store(meta, _RUNTIME),
         _RUNTIME,
         ClientOptions(buffer_bytes=16 << 20, upload_threads=1, prefetch_threads=1),
-        MemObjects(_RUNTIME),
+        GivenParts(MemObjects(_RUNTIME)),
     )
     client.start()
     return client
 
 
 def _take_turns(
-    client: Client, waits: Waits, stamp: mmap.mmap, turns: int, flock: bool
+    client: MountClient, waits: Waits, stamp: mmap.mmap, turns: int, flock: bool
 ) -> list[float]:
     fs = client.vfs
     file = Posix(fs).open(b"/lock", os.O_RDWR)
@@ -74,17 +76,17 @@ def _take_turns(
     took: list[float] = []
     for turn in range(turns):
         waits.begin()
-        if not fs.setlk(file.fh, 1, lock, flock, turn + 1, wait=True):
+        if not fs.locks.setlk(file.fh, 1, lock, flock, turn + 1, wait=True):
             waits.wait()
             (left,) = _STAMP.unpack_from(stamp)
             took.append((time.monotonic_ns() - left) / 1e9)
         _STAMP.pack_into(stamp, 0, time.monotonic_ns())
-        fs.unlock(file.fh, 1, lock, flock)
+        fs.locks.unlock(file.fh, 1, lock, flock)
     file.close()
     return took
 
 
-def _spent(clients: list[tuple[Client, Waits]]) -> tuple[int, int]:
+def _spent(clients: list[tuple[MountClient, Waits]]) -> tuple[int, int]:
     """Requests and conflicts of all clients so far."""
     metas = [client.meta for client, _ in clients]
     conflicts = sum(meta.transactor.counters.conflicts for meta in metas)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.ceph_cluster import CephCluster
-from tests.data.stores import POOL, credentials_file, fresh_name
+from tests.fsdata.stores import POOL, credentials_file, fresh_name
+from tests.support.ceph_cluster import CephCluster
 
 
 def s3_place(base: Path, endpoint: str, bucket: str = "") -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.redis_sets import Member
+from tests.support.redis_sets import Member
 
 
 class DurableRedis(Member):

@@ -133,7 +133,7 @@ def test_lazy_umount_with_an_open_file(embedded: Volume) -> None:
 
 def test_umount_of_a_dead_and_of_a_stopped_client(embedded: Volume) -> None:
     embedded.format()
-    mount = embedded.mount()
+    mount = embedded.mount("--no-supervisor")
     os.kill(mount.pid, signal.SIGKILL)
     wait_until("the client ends", END_S, mount.has_ended)
     with pytest.raises(OSError, match="none") as caught:
@@ -372,7 +372,7 @@ def test_a_second_signal_waits_for_nothing_but_storing(embedded: Volume) -> None
         text = "SIGTERM: unmounting"
         wait_until("it is taken", END_S, lambda: text in embedded.log.read_text())
         os.kill(mount.pid, signal.SIGTERM)
-        text = "a second signal: not waiting for who still uses the mount"
+        text = "a second signal: not waiting for programs that still use the mount"
         wait_until("it says so", END_S, lambda: text in embedded.log.read_text())
         assert not mount.has_ended()  # it has something to store
         database.execute("ROLLBACK")

@@ -24,7 +24,7 @@ def killing(volume: Volume, kills: int, seed: int) -> None:
     """Mount, work, kill, mount again and judge, `kills` times."""
     chance = random.Random(seed)
     volume.format()
-    mount = volume.mount()
+    mount = volume.mount("--no-supervisor")
     workers = [
         Worker(mount.path / f"w{n}", volume.base / f"journal{n}", seed + 1000 * n)
         for n in range(WORKERS)
@@ -50,14 +50,14 @@ def kill_once(volume: Volume, mount: Mount, workers: list[Worker], load_s: float
         worker.wait()
         assert worker.failure is None or worker.failure["errno"] in GONE, worker.failure
     volume.fsck("--data")
-    mount = volume.mount()
+    mount = volume.mount("--no-supervisor")
     for worker in workers:
         worker.judge()
     return mount
 
 
 def test_kill_with_redis(served: Volume) -> None:
-    killing(served, 20, seed=1)
+    killing(served, 10, seed=1)
 
 
 def test_kill_with_sqlite(embedded: Volume) -> None:

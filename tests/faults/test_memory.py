@@ -43,14 +43,14 @@ def stays_below(mount: Mount, before: int) -> None:
     assert mount.numbers()["buffer_limit_bytes"] == CAP
 
 
-def pass_through(volume: Volume, size: int) -> None:
+def pass_through(volume: Volume, size: int, way: str = "--no-supervisor") -> None:
     volume.format()
-    mount = volume.mount("--buffer-size", "64MiB")
+    mount = volume.mount("--buffer-size", "64MiB", way)
     before = mount.memory()
     written = write(mount.path / "big", size)
     stays_below(mount, before)
     mount.umount()  # so that the kernel's pages are gone, too
-    mount = volume.mount("--buffer-size", "64MiB")
+    mount = volume.mount("--buffer-size", "64MiB", way)
     before = mount.memory()
     assert read(mount.path / "big") == written
     stays_below(mount, before)
@@ -61,6 +61,11 @@ def pass_through(volume: Volume, size: int) -> None:
 
 def test_a_gigabyte(embedded: Volume) -> None:
     pass_through(embedded, 1024 * MIB)
+
+
+def test_writes_that_are_kept_for_the_next_client(embedded: Volume) -> None:
+    """They are in shared memory besides, which the cap bounds, too."""
+    pass_through(embedded, 256 * MIB, "--supervisor")
 
 
 @pytest.mark.soak

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.mount import process_limits
+from fsclient.client import process_limits
 from tests.faults.program import SLICEFS, Volume, needs_mounts, succeed
 
 
@@ -24,10 +24,14 @@ def shell(*settings: str) -> tuple[str, ...]:
 
 
 @needs_mounts
-def test_a_mount_is_not_limited_by_the_shell_it_is_started_from(embedded: Volume) -> None:
-    """1,024 open files, as most systems have it, are used up by 60 GiB of staged data."""
+@pytest.mark.parametrize("way", ["--supervisor", "--no-supervisor"])
+def test_a_mount_is_not_limited_by_the_shell_it_is_started_from(embedded: Volume, way: str) -> None:
+    """1,024 open files, as most systems have it, are used up by 60 GiB of staged data.
+
+    A supervisor makes a file in memory that is larger than this shell allows.
+    """
     embedded.format()
-    mount = embedded.mount("--writeback", program=shell("ulimit -Sn 256", "ulimit -Sf 100"))
+    mount = embedded.mount("--writeback", way, program=shell("ulimit -Sn 256", "ulimit -Sf 100"))
     lines = Path(f"/proc/{mount.pid}/limits").read_text().splitlines()
     limits = {line[:26].strip(): line[26:].split()[:2] for line in lines}
     files, most = limits["Max open files"]
@@ -38,6 +42,8 @@ def test_a_mount_is_not_limited_by_the_shell_it_is_started_from(embedded: Volume
     ours = int(Path("/proc/self/oom_score_adj").read_text())
     score = int(Path(f"/proc/{mount.pid}/oom_score_adj").read_text())
     assert score == (process_limits.OOM_SCORE if may_use_resources() and not ours else ours)
+    if mount.supervisor:
+        assert int(Path(f"/proc/{mount.supervisor}/oom_score_adj").read_text()) == score
     (session,) = embedded.status()["sessions"]
     assert session["limits"]["open_files"] == int(files)
     assert session["limits"]["oom_score_adj"] == score

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.faults.disks.test_full import put
 from tests.faults.judge import Worker, start
 from tests.faults.program import Mount, Volume, needs_mounts, slicefs, succeed, wait_until
-from tests.faults.test_full import put
 from tests.faults.test_kill import GONE
 
 pytestmark = needs_mounts
@@ -209,7 +209,7 @@ def kill_once(volume: Volume, mount: Mount, workers: list[Worker], load_s: float
         worker.wait()
         assert worker.failure is None or worker.failure["errno"] in GONE, worker.failure
     volume.fsck()
-    mount = volume.mount()
+    mount = volume.mount("--no-supervisor")
     for worker in workers:
         worker.judge()
     return mount
@@ -218,7 +218,7 @@ def kill_once(volume: Volume, mount: Mount, workers: list[Worker], load_s: float
 def counters_after_kills(volume: Volume, kills: int) -> None:
     """Quotas are set while the workers work; then the client is killed again and again."""
     volume.format()
-    mount = volume.mount()
+    mount = volume.mount("--no-supervisor")
     (mount.path / "d").mkdir()
     workers = [
         Worker(mount.path / f"d/w{n}", volume.base / f"journal{n}", 7 + 1000 * n) for n in range(2)

@@ -79,7 +79,8 @@ def _furnish(base: Path, home: Path) -> None:
     program = base / "bin/slicefs"
     python = f"{base}/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     start = "from fsclient.cli.main import main; main()"
-    program.write_text(f"#!/bin/sh\nexec {python} -c '{start}' \"$@\"\n")
+    library = f"export LD_LIBRARY_PATH={base}/python/lib"  # not the system's of another version
+    program.write_text(f"#!/bin/sh\n{library}\nexec {python} -c '{start}' \"$@\"\n")
     program.chmod(0o755)
 
 

@@ -1,5 +1,5 @@
 """Fixtures of the tests of histories."""
 
-from tests.meta.conftest import engine, patient
+from tests.fsmeta.conftest import engine, patient
 
 __all__ = ["engine", "patient"]

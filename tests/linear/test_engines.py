@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fsmeta.engines import Engine
 from tests.linear.client import parties, run_at_once
 from tests.linear.history import require_linearizable
-from tests.meta.engines import Engine
 
 CLIENTS = 4
 TURNS = 12

@@ -21,10 +21,10 @@ from fsmeta.store.tikv.engine import parse_url
 from fsmeta.store.tikv.keys import KeySpace
 from fsmeta.txn.retry import Counters
 from fsmeta.types import Ino
+from tests.fsmeta.engines import RUNTIME, Engine
 from tests.linear.client import parties, run_at_once
 from tests.linear.history import UNKNOWN, Call, require_linearizable
-from tests.meta.engines import RUNTIME, Engine
-from tests.tikv_server import TikvServer
+from tests.support.tikv_server import TikvServer
 
 pytestmark = pytest.mark.parametrize("engine", ["tikv"], indirect=True)
 CLIENTS = 4

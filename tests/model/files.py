@@ -7,8 +7,19 @@ import os
 import stat
 
 from tests.model import acls
-from tests.model.inodes import STICKY, Inode, R, W, X, fail, require, without_privileges
-from tests.model.ops import Slot, Target, User
+from tests.model.inodes import (
+    APPEND,
+    IMMUTABLE,
+    STICKY,
+    Inode,
+    R,
+    W,
+    X,
+    fail,
+    require,
+    without_privileges,
+)
+from tests.model.ops import KEEP_SIZE, PUNCH_HOLE, Slot, Target, User
 from tests.model.tree import Handle, LastKind, Tree, Walk
 
 
@@ -188,3 +199,26 @@ def truncate(tree: Tree, user: User, file: Target, size: int) -> None:
         inode.mode = inode.mode if user.uid == 0 else without_privileges(user, inode)
     else:
         _resize(tree, user, inode, size)
+
+
+def fallocate(tree: Tree, user: User, slot: Slot, mode: int, offset: int, length: int) -> None:
+    """fallocate(2) as vfs_fallocate() judges it, without the space; tmpfs has no ZERO_RANGE."""
+    handle = _handle(tree, user, slot)
+    if offset < 0 or length <= 0:
+        fail(errno.EINVAL)
+    if mode not in (0, KEEP_SIZE, PUNCH_HOLE | KEEP_SIZE):
+        fail(errno.EOPNOTSUPP)
+    if not handle.writable:
+        fail(errno.EBADF)
+    inode = handle.inode
+    if inode.flags & IMMUTABLE or (inode.flags & APPEND and mode & PUNCH_HOLE):
+        fail(errno.EPERM)
+    if stat.S_ISFIFO(inode.mode):
+        fail(errno.ESPIPE)
+    end = offset + length
+    if mode & PUNCH_HOLE:
+        hidden = len(inode.data[offset:end])
+        inode.data[offset : offset + hidden] = bytes(hidden)
+    elif not mode & KEEP_SIZE:
+        inode.data.extend(bytes(max(0, end - len(inode.data))))
+    _changed(tree, user, inode)

@@ -101,6 +101,9 @@ class _One:
                 return self._write(file, offset, data)
             case o.Truncate(file, size):
                 self._truncate(file, size)
+            case o.Fallocate(slot, mode, offset, length):
+                place = offset, length
+                fsfiles.fallocate(self._fs, self._caller, self._handle(slot), mode, place)
             case o.SetXattr() | o.GetXattr() | o.ListXattr() | o.RemoveXattr():
                 return self._xattr(op)
             case o.GetFlags() | o.SetFlags():
@@ -241,16 +244,18 @@ class _One:
         if not found.is_dir:
             fail(errno.ENOTDIR)
         ino = found.attr.ino
-        fh = self._fs.opendir(self._caller, ino).fh
+        fh = self._fs.directories.opendir(self._caller, ino).fh
         names: list[bytes] = []
         cookies: Sequence[int] = [0]
         try:
             while cookies:
                 at = cookies[-1]
-                page, cookies = self._fs.readdir(self._caller, ino, fh, at, READDIR_PAGE)
+                page, cookies = self._fs.directories.readdir(
+                    self._caller, ino, fh, at, READDIR_PAGE
+                )
                 names += [name for name, _, _ in page]
         finally:
-            self._fs.releasedir(ino, fh)
+            self._fs.directories.releasedir(ino, fh)
         return tuple(sorted(name for name in names if name not in (b".", b"..")))
 
     def _xattr(self, op: o.SetXattr | o.GetXattr | o.ListXattr | o.RemoveXattr) -> Value:
@@ -261,14 +266,14 @@ class _One:
             self._may_xattr(attr, op.name, changes=not isinstance(op, o.GetXattr))
         match op:
             case o.SetXattr(_, name, value, flags):
-                self._fs.setxattr(self._caller, attr.ino, name, value, flags)
+                self._fs.xattrs.setxattr(self._caller, attr.ino, name, value, flags)
             case o.GetXattr(_, name):
-                return self._fs.getxattr(self._caller, attr.ino, name)
+                return self._fs.xattrs.getxattr(self._caller, attr.ino, name)
             case o.ListXattr():
-                names = self._fs.listxattr(self._caller, attr.ino)
+                names = self._fs.xattrs.listxattr(self._caller, attr.ino)
                 return tuple(sorted(filter(is_comparable, names)))
             case o.RemoveXattr(_, name):
-                self._fs.removexattr(self._caller, attr.ino, name)
+                self._fs.xattrs.removexattr(self._caller, attr.ino, name)
             case _:
                 assert_never(op)
         return None
@@ -280,8 +285,8 @@ class _One:
             if handle.is_pipe:
                 fail(errno.ENOTTY)
             if isinstance(op, o.GetFlags):
-                return self._fs.getflags(self._caller, handle.attr.ino)
-            self._fs.setflags(self._caller, handle.attr.ino, op.flags)
+                return self._fs.xattrs.getflags(self._caller, handle.attr.ino)
+            self._fs.xattrs.setflags(self._caller, handle.attr.ino, op.flags)
         finally:
             fsfiles.close(self._fs, self._caller, handle)
         return None

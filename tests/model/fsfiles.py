@@ -7,10 +7,11 @@ import os
 import stat
 from dataclasses import dataclass, field
 
-from fsclient.kernel.contract import FileSystem, SetAttr
+from fsclient.kernel.contract import FileSystem, SetAttr, WriteHow
 from fsmeta.types import Attr, Caller, Ino
 from tests.model.fswalk import Found, FsWalk, Place
 from tests.model.inodes import STICKY, R, W, fail
+from tests.model.ops import KEEP_SIZE, PUNCH_HOLE
 from tests.model.tree import LastKind, Sysctls
 
 _NOT_PASSED_ON = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECTORY
@@ -110,7 +111,9 @@ class Opener:
         if attr.is_dir:
             if wants & W or flags & os.O_TRUNC:
                 fail(errno.EISDIR)
-            return self._handle(attr, flags, self._fs.opendir(self._caller, attr.ino).fh)
+            return self._handle(
+                attr, flags, self._fs.directories.opendir(self._caller, attr.ino).fh
+            )
         if stat.S_ISREG(attr.mode):
             kill_suid = self._caller.uid != 0
             opened = self._fs.open(self._caller, attr.ino, flags & ~_NOT_PASSED_ON, kill_suid)
@@ -145,7 +148,7 @@ def close(fs: FileSystem, caller: Caller, handle: FsHandle) -> None:
     ino = handle.attr.ino
     try:
         if handle.attr.is_dir:
-            fs.releasedir(ino, handle.fh)
+            fs.directories.releasedir(ino, handle.fh)
         elif handle.fh >= 0:
             try:
                 fs.flush(caller, ino, handle.fh)
@@ -171,8 +174,8 @@ def write(fs: FileSystem, caller: Caller, handle: FsHandle, offset: int, data: b
     ino = handle.attr.ino
     if handle.append:
         offset = fs.getattr(caller, ino, handle.fh).attr.size
-    kill_suid = caller.uid != 0
-    return fs.write(caller, ino, handle.fh, offset, memoryview(data), kill_suid, handle.append)
+    how = WriteHow(kill_suid=caller.uid != 0, append=handle.append)
+    return fs.write(caller, ino, handle.fh, offset, memoryview(data), how)
 
 
 def _check(handle: FsHandle, offset: int, able: bool) -> None:
@@ -199,3 +202,24 @@ def ftruncate(fs: FileSystem, caller: Caller, handle: FsHandle, size: int) -> No
         fail(errno.EINVAL)
     want = SetAttr(size=size, kill_suid=caller.uid != 0)
     fs.setattr(caller, handle.attr.ino, want, handle.fh)
+
+
+def fallocate(
+    fs: FileSystem, caller: Caller, handle: FsHandle, mode: int, place: tuple[int, int]
+) -> None:
+    """fallocate(2) at (offset, length); what the file system does not know it refuses itself."""
+    offset, length = place
+    if offset < 0 or length <= 0:
+        fail(errno.EINVAL)
+    if mode & PUNCH_HOLE and not mode & KEEP_SIZE:
+        fail(errno.EOPNOTSUPP)
+    if not handle.writable:
+        fail(errno.EBADF)
+    if handle.is_pipe:
+        fail(errno.ESPIPE)
+    ino = handle.attr.ino
+    if caller.uid != 0 and fs.getattr(caller, ino, handle.fh).attr.mode & (
+        stat.S_ISUID | stat.S_ISGID
+    ):
+        fs.setattr(caller, ino, SetAttr(kill_suid=True, opened=True), handle.fh)  # file_modified()
+    fs.ranges.fallocate(caller, ino, handle.fh, mode, offset, length)

@@ -63,6 +63,7 @@ _XATTRS = (
 _ACLS = (ACCESS_ACL, ACCESS_ACL, DEFAULT_ACL)
 _FLAGS = (0, 0, 0, APPEND, IMMUTABLE, INHERITED, APPEND | 0x80, 1 << 31)
 _UMASKS = (0, 0, 0, 0o022, 0o077, 0o777)
+_ALLOCATIONS = (0, o.KEEP_SIZE, o.PUNCH_HOLE | o.KEEP_SIZE, o.PUNCH_HOLE)
 _DEVICE = os.makedev(4000, 7)  # no driver has it
 _OPEN_EXTRAS = (
     0,
@@ -340,6 +341,7 @@ _MAKERS: tuple[Callable[[_Choice], Op], ...] = (
     lambda c: o.Read(c.target(), c.one(_SIZES), c.one(_SIZES)),
     lambda c: o.Close(c.slot()),
     lambda c: o.Truncate(c.target(), c.one((0, 3, 5000, 70_000, -1))),
+    lambda c: o.Fallocate(c.slot(), c.one(_ALLOCATIONS), c.one(_SIZES), c.one(_SIZES)),
     lambda c: o.Unlink(c.any()),
     lambda c: o.Unlink(c.file()),
     lambda c: o.Rmdir(c.directory()),

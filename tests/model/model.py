@@ -83,6 +83,8 @@ def _perform(tree: Tree, user: User, op: Op) -> Value:
             return files.write(tree, user, file, offset, data)
         case o.Truncate(file, size):
             files.truncate(tree, user, file, size)
+        case o.Fallocate(slot, mode, offset, length):
+            files.fallocate(tree, user, slot, mode, offset, length)
         case o.SetXattr() | o.GetXattr() | o.ListXattr() | o.RemoveXattr():
             return _xattr(tree, user, op)
         case o.GetFlags(path):

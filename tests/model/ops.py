@@ -22,6 +22,8 @@ RENAME_NOREPLACE = 1  # linux/fs.h
 RENAME_EXCHANGE = 2
 UTIME_NOW = (1 << 30) - 1  # linux/stat.h, in tv_nsec
 UTIME_OMIT = (1 << 30) - 2
+KEEP_SIZE = 1  # linux/falloc.h
+PUNCH_HOLE = 2
 NOW = -1  # our words for these two in Utimens; real times are never negative
 OMIT = -2
 RECENT_BEGIN_NS = 1_600_000_000 * 10**9  # 2020; clocks, real or virtual, are in here
@@ -133,6 +135,15 @@ class Truncate(NamedTuple):
 
     file: Target
     size: int
+
+
+class Fallocate(NamedTuple):
+    """fallocate(2) of a slot."""
+
+    slot: Slot
+    mode: int
+    offset: int
+    length: int
 
 
 class Chmod(NamedTuple):
@@ -251,6 +262,7 @@ Op: TypeAlias = (
     | Read
     | Write
     | Truncate
+    | Fallocate
     | Chmod
     | Chown
     | Utimens
@@ -343,7 +355,7 @@ def paths_of(op: Op) -> tuple[bytes, ...]:
     match op:
         case Link(old, new) | Rename(old, new):
             return (old, new)
-        case Close():
+        case Close() | Fallocate():
             return ()
         case Read(file) | Write(file) | Truncate(file) | Chmod(file) | Stat(file):
             return (file,) if isinstance(file, bytes) else ()

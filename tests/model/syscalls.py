@@ -33,6 +33,9 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("sec", ctypes.c_int64), ("nsec", ctypes.c_int64))
 
 
+_long = ctypes.c_long
+
+
 def _check(answer: int) -> None:
     if answer < 0:
         raise OSError(ctypes.get_errno(), "libc")
@@ -81,6 +84,8 @@ class Kernel:
                 return self._write(file, offset, data)
             case o.Truncate(file, size):
                 os.truncate(self._place(file), size)
+            case o.Fallocate(slot, mode, offset, length):
+                _check(_LIBC.fallocate(self._fd(slot), mode, _long(offset), _long(length)))
             case o.Chmod(file, mode):
                 os.chmod(self._place(file), mode)
             case o.Stat(file, follow):
@@ -258,8 +263,12 @@ def wipe() -> None:
     except PermissionError:
         _release()
         _empty()
-    if get_flags(b"/"):
-        set_flags(b"/", 0)
+    try:
+        if get_flags(b"/"):
+            set_flags(b"/", 0)
+    except OSError as error:
+        if error.errno != errno.ENOTTY:  # there are none
+            raise
     for entry in os.listxattr(b"/"):
         if is_comparable(os.fsencode(entry)):
             os.removexattr(b"/", entry)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -21,18 +21,22 @@ from tests.model.drivers import Driver, OsDriver
 from tests.model.fsdriver import FsDriver
 from tests.model.tree import Sysctls
 from tests.posix import inproc
+from tests.posix.expressible import NATIVE_FILES, NATIVE_TESTS
 from tests.posix.inproc import Connect
 from tests.posix.volumes import Volume, can_mount, new_volume, temporary_folder
-from tests.redis_server import RedisServer
-from tests.tikv_server import TikvServer, why_not
-from tests.waiting import SOON_S
+from tests.support.binding import require_pyfuse3
+from tests.support.redis_server import RedisServer
+from tests.support.tikv_server import TikvServer, why_not
+from tests.support.waiting import SOON_S
 
 ENGINES = ("mem", "sqlite", "redis", "tikv")
 WHOLE = tuple(f"{kind}-{engine}" for engine in ENGINES for kind in ("meta", "vfs"))
 QUICK_MOUNTS = ("mount-sqlite", "mount-redis")
 MOUNTS = (*QUICK_MOUNTS, "mount-tikv")
 STAGED = ("staged-mem", "staged-sqlite", "staged-redis")  # VFS that writes back
-DRIVERS = (*WHOLE, *STAGED, "bare-mem", *MOUNTS)
+PYFUSE3 = ("pyfuse3-sqlite", "pyfuse3-redis")  # the second one with --soak
+TRANSPORT_OF = {"mount": "native", "pyfuse3": "pyfuse3"}
+DRIVERS = (*WHOLE, *STAGED, "bare-mem", *MOUNTS, PYFUSE3[0])
 
 
 @pytest.fixture(scope="session")
@@ -138,9 +142,12 @@ def _driver(
 ) -> Iterator[Driver]:
     kind, engine = name.split("-")
     driver: Driver
-    if kind == "mount":
+    if kind in TRANSPORT_OF:
+        if kind == "pyfuse3":
+            require_pyfuse3()
         with volumes(engine, name) as volume:
-            driver = OsDriver(os.fsencode(volume.mount("mnt", "-o", "acl")), name=name)
+            words = ("-o", "acl", "--transport", TRANSPORT_OF[kind])
+            driver = OsDriver(os.fsencode(volume.mount("mnt", *words)), name=name)
             yield driver
             driver.reset()
             driver.close()
@@ -167,7 +174,10 @@ def _driver(
             driver.close()
 
 
-@pytest.fixture(params=DRIVERS)
+SLOW = pytest.param(PYFUSE3[1], marks=pytest.mark.soak)
+
+
+@pytest.fixture(params=(*DRIVERS, SLOW))
 def driver(request: pytest.FixtureRequest, driver_of: Callable[[str], Driver]) -> Driver:
     """Each driver in turn, empty."""
     return driver_of(request.param)
@@ -176,10 +186,13 @@ def driver(request: pytest.FixtureRequest, driver_of: Callable[[str], Driver]) -
 class Twins:
     """Two mounts of one volume."""
 
-    def __init__(self, volume: Volume, engine: str, *options: str) -> None:
+    def __init__(
+        self, volume: Volume, engine: str, *options: str, first: Sequence[str] = ()
+    ) -> None:
+        """`first`: more options of the first one."""
         self.engine = engine
         self.volume = volume
-        self.first = volume.mount("first", *options)
+        self.first = volume.mount("first", *options, *first)
         self.second = volume.mount("second", *options)
 
     def settle(self, name: str) -> None:
@@ -237,17 +250,34 @@ def twins_of(
 
         def find(engine: str) -> Twins:
             if engine not in made:
-                volume = stack.enter_context(volumes(engine, f"twins-{engine}"))
-                made[engine] = Twins(volume, engine)
+                kind, _, name = engine.rpartition("-")
+                volume = stack.enter_context(volumes(name, f"twins-{engine}"))
+                if kind:
+                    require_pyfuse3()
+                first = ("--transport", "pyfuse3") if kind else ()
+                made[engine] = Twins(volume, name, first=first)
             return made[engine]
 
         yield find
 
 
-@pytest.fixture(scope="session", params=("sqlite", "redis", "tikv"))
+MIXED = pytest.param("mixed-redis", marks=pytest.mark.soak)  # the first one through pyfuse3
+
+
+@pytest.fixture(scope="session", params=("sqlite", "redis", "tikv", MIXED))
 def twins(request: pytest.FixtureRequest, twins_of: Callable[[str], Twins]) -> Twins:
     """The same volume mounted twice, over each engine; kept for the files that come later."""
     return twins_of(request.param)
+
+
+@pytest.fixture(autouse=True)
+def expressed(request: pytest.FixtureRequest) -> None:
+    """Skip what a mount through pyfuse3 can't express."""
+    node = request.node
+    if "mixed-" in node.name and (
+        node.path.name in NATIVE_FILES or node.originalname in NATIVE_TESTS
+    ):
+        pytest.skip("pyfuse3 can't express it")
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fsclient.mount.client import Client, ClientOptions
+from fsclient.client.client import MountClient
+from fsclient.client.client_options import ClientOptions
+from fsclient.client.given_parts import GivenParts
 from fsclient.upkeep.verify_objects import verify_objects
 from fsclient.volume.metadata_url import open_store
 from fsclient.writeback.writeback import WriteBackOptions
@@ -65,7 +67,7 @@ class Sluggish(MemObjects):
 
 
 @contextmanager
-def client(connect: Connect, staging: Path | None = None) -> Iterator[Client]:
+def client(connect: Connect, staging: Path | None = None) -> Iterator[MountClient]:
     """A client of a new volume; in the end all data is where the metadata says.
 
     With `staging`, a directory, it writes back.
@@ -76,7 +78,7 @@ def client(connect: Connect, staging: Path | None = None) -> Iterator[Client]:
     if staging is not None:
         objects = Sluggish(RUNTIME)
         options = options._replace(staging_dir=str(staging), writeback=WriteBackOptions())
-    made = Client(connect(), RUNTIME, options, objects)
+    made = MountClient(connect(), RUNTIME, options, GivenParts(objects))
     made.start()
     try:
         yield made

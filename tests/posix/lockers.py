@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.waiting import SOON_S
+from tests.support.waiting import SOON_S
 
 NOT_S: Final = 0.15  # who is in line and still waits then is believed to wait on
 _IN_LINE: Final = re.compile(r"-> .* [0-9a-f]+:[0-9a-f]+:(\d+) ")  # of /proc/locks: the inode
@@ -35,14 +35,14 @@ class Process:
 
     def _ask(self, *words: Any) -> Any:
         self.say(*words)
-        return self.hear()
+        return self.poll_invalidations()
 
     def say(self, *words: Any) -> None:
         """A command whose answer is to be heard later, if there is one."""
         assert self.popen.stdin is not None
         print(list(words), file=self.popen.stdin, flush=True)
 
-    def hear(self) -> Any:
+    def poll_invalidations(self) -> Any:
         """The answer to what was said."""
         assert self.popen.stdout is not None
         return ast.literal_eval(self.popen.stdout.readline())

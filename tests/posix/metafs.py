@@ -11,7 +11,19 @@ import os
 from collections.abc import Sequence
 from itertools import count
 
-from fsclient.kernel.contract import Buffer, EntryOut, FileLock, FileSystem, OpenOut, Stat
+from fsclient.kernel.contract import (
+    PLAIN_WRITE,
+    Buffer,
+    CopyRange,
+    Entries,
+    EntryOut,
+    FileLock,
+    FileSystem,
+    Fits,
+    OpenOut,
+    Stat,
+    WriteHow,
+)
 from fsclient.kernel.later import Later
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data.ranges import Span
@@ -29,7 +41,6 @@ from fsmeta.types import (
     SetAttr,
     Slice,
     SliceId,
-    SliceKind,
     StatFs,
 )
 
@@ -46,6 +57,7 @@ class MetaFS:
     """Every verb is `Meta`'s own; handles are inode numbers and whether they may write."""
 
     def __init__(self, meta: Meta) -> None:
+        self.ranges = self.locks = self.directories = self.xattrs = self  # no part is of its own
         self.meta = meta
         self._data: dict[SliceId, bytes] = {}
         self._fhs = count(1)
@@ -125,6 +137,9 @@ class MetaFS:
         attr = self.meta.create(caller, parent, name, mode, 0, umask)
         return _entry(attr), self._opened(flags)
 
+    def begin_open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> OpenOut:
+        return self.open(caller, ino, flags, kill_suid)
+
     def open(self, caller: Caller, ino: Ino, flags: int, kill_suid: bool = False) -> OpenOut:
         mask = _MASKS[flags & os.O_ACCMODE] | (_WRITE if flags & os.O_TRUNC else 0)
         attr = self.meta.getattr(caller, ino)
@@ -145,7 +160,7 @@ class MetaFS:
         assert end <= CHUNK_BYTES, "one chunk is enough here"
         content = bytearray(max(0, end))
         for piece in self.meta.read_chunk(ino, 0):
-            whole = b"" if piece.kind is SliceKind.HOLE else self._data[piece.id]
+            whole = self._data[piece.id] if piece.stored else b""
             part = whole[piece.off : piece.off + piece.length].ljust(piece.length, b"\0")
             content[piece.pos : piece.end] = part
         return [bytes(content[offset:end])]
@@ -157,18 +172,15 @@ class MetaFS:
         fh: int,
         offset: int,
         data: memoryview,
-        kill_suid: bool,
-        append: bool = False,
-        past_pages: bool = False,
+        how: WriteHow = PLAIN_WRITE,
     ) -> int:
-        del past_pages
         assert self._writable[fh]
-        if kill_suid and self.meta.getattr(caller, ino).mode & 0o6000:
+        if how.kill_suid and self.meta.getattr(caller, ino).mode & 0o6000:
             self.meta.setattr(caller, ino, SetAttr(kill_suid=True))
         sid, size = self.meta.new_slice_id(), len(data)
         self._data[sid] = bytes(data)
         piece = Slice(offset, sid, size, 0, size)
-        index = AT_END if append else 0
+        index = AT_END if how.append else 0
         self.meta.write_slices(ino, [(index, piece)], offset + size, _RUNTIME.now_ns())
         return size
 
@@ -184,8 +196,8 @@ class MetaFS:
     def flush(self, caller: Caller, ino: Ino, fh: int, owner: int = 0) -> None:
         del caller, ino, fh, owner
 
-    def getlk(self, ino: Ino, fh: int, owner: int, lock: FileLock) -> FileLock | None:
-        raise OSError(errno.ENOLCK, f"no locks here: {ino} {fh} {owner} {lock}")
+    def getlk(self, ino: Ino, owner: int, lock: FileLock) -> FileLock | None:
+        raise OSError(errno.ENOLCK, f"no locks here: {ino} {owner} {lock}")
 
     def setlk(
         self, fh: int, owner: int, lock: FileLock, flock: bool, request: int, wait: bool
@@ -222,20 +234,11 @@ class MetaFS:
     def lseek(self, caller: Caller, ino: Ino, fh: int, offset: int, whence: int) -> int:
         raise NotImplementedError("tested on the VFS and on mounts")
 
-    def copy_file_range(
-        self,
-        caller: Caller,
-        ino: Ino,
-        fh: int,
-        offset: int,
-        ino_out: Ino,
-        fh_out: int,
-        offset_out: int,
-        length: int,
-    ) -> int:
-        del caller, fh, fh_out
-        span = Span(ino, offset, offset + length)
-        return self.meta.ranges.copy_file_range(span, ino_out, offset_out).end - offset_out
+    def copy_file_range(self, caller: Caller, ino: Ino, copy: CopyRange) -> int:
+        del caller
+        span = Span(ino, copy.offset, copy.offset + copy.length)
+        copied = self.meta.ranges.copy_file_range(span, copy.ino_out, copy.offset_out)
+        return copied.end - copy.offset_out
 
     # --- directories
 
@@ -255,9 +258,12 @@ class MetaFS:
         page = sorted(names)[cookie : cookie + at_most]
         return page, range(cookie + 1, cookie + len(page) + 1)
 
-    def entries(self, ino: Ino, names: Sequence[Dentry]) -> Sequence[EntryOut | None]:
-        del ino
-        return [None for _ in names]
+    def readdirplus(
+        self, caller: Caller, ino: Ino, fh: int, cookie: int, fits: Fits
+    ) -> tuple[Sequence[Dentry], Sequence[int], Entries]:
+        names, cookies = self.readdir(caller, ino, fh, cookie, 1000)
+        names = names[: fits(names)]
+        return names, cookies[: len(names)], Entries.none(len(names))
 
     def syncfs(self) -> Later[None]:
         return Later(lambda take: take(lambda: None))

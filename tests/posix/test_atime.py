@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.files import atimes
+from fsclient.files.handles import atimes
 from fsclient.fuse.mount.mount import find_flags
 from fsclient.fuse.mount.mount_options import parse_options, with_atime
 from fsmeta.errors import ConfigError
 from fsmeta.types import ROOT_CALLER, Attr
 from tests.posix.inproc import memory
-from tests.posix.test_writeback import Pair, read, write
 from tests.posix.volumes import Volume, can_mount
-from tests.waiting import wait_until
+from tests.posix.writeback.test_writeback import Pair, read, write
+from tests.support.waiting import wait_until
 
 NOT_S = 0.2  # what has not been put down by then is believed not to be
 OLD_NS = 10**18

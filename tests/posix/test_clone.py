@@ -88,7 +88,7 @@ def test_t2_a_file_is_cloned(root: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "why"),
     [
-        ("top", "top/sub/x", "is in .*choose a place beside it"),
+        ("top", "top/sub/x", "is in .*choose a place outside of it"),
         ("top", "top", "exists already: choose another name"),
         ("top", "none/x", "is no directory: make it first"),
         ("top", "/dev/shm/x", "are not on the same mount: use `cp -r`"),

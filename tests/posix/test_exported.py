@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.fuse.mounting import needs_root_and_fuse
+from tests.fsclient.fuse.mounting import needs_root_and_fuse
 from tests.posix.volumes import Volume, new_volume
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.files import unsynced_slices
+from fsclient.client.client import MountClient
+from fsclient.client.client_options import ClientOptions
+from fsclient.client.given_parts import GivenParts
+from fsclient.files.handles import unsynced_slices
 from fsclient.kernel.later import Outcome
-from fsclient.mount.client import Client, ClientOptions
 from fsdata.format.geometry import block_count, block_length
 from fsdata.format.object_keys import object_key
 from fsdata.objects.file import FileObjects
@@ -21,8 +23,8 @@ from fsmeta.rules.settings import new_format
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import Ino
 from tests.posix.inproc import format_volume, memory
-from tests.sim.posix import Posix
-from tests.waiting import wait_until
+from tests.sim.world.posix import Posix
+from tests.support.waiting import wait_until
 
 RUNTIME = SystemRuntime()
 
@@ -47,7 +49,7 @@ class Host:
         connect = memory()
         format_volume(connect, new_format("testvol", "file", str(root)))
         self.objects = Forgetful(root)
-        self.client = Client(connect(), RUNTIME, ClientOptions(), self.objects)
+        self.client = MountClient(connect(), RUNTIME, ClientOptions(), GivenParts(self.objects))
         self.client.start()
         self.posix = Posix(self.client.vfs)
 

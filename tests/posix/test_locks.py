@@ -25,7 +25,7 @@ from tests.posix.lockers import (
     processes,
 )
 from tests.posix.volumes import Volume
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 RW, RO, WO = os.O_RDWR, os.O_RDONLY, os.O_WRONLY
 KERNELS = ("tmpfs", "disk")
@@ -295,7 +295,7 @@ def test_who_waits_is_interrupted(pair: Pair) -> None:
         two.say(command, b, "w", *rest)
         pair.come(1)
         two.popen.send_signal(signal.SIGUSR1)
-        assert two.hear() == "EINTR"
+        assert two.poll_invalidations() == "EINTR"
         third = one.opens("file", RW)
         assert one.flock(third, "r") is None
         assert getattr(one, command)(a, "u") is None

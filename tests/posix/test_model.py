@@ -15,7 +15,8 @@ from tests.model.drivers import Driver, ModelDriver
 from tests.model.gen import step_lists, steps_of_seed
 from tests.model.ops import Step
 from tests.model.tree import Sysctls
-from tests.posix.conftest import DRIVERS, MOUNTS, QUICK_MOUNTS
+from tests.posix.conftest import DRIVERS, MOUNTS, PYFUSE3, QUICK_MOUNTS
+from tests.posix.expressible import expressible
 
 SYSCTLS = Sysctls.of_host()
 STEPS = 60
@@ -29,12 +30,21 @@ SEEDS = {
 }
 SEEDS_ELSE = 6
 CASES = [(name, seed) for name in DRIVERS for seed in range(SEEDS.get(name, SEEDS_ELSE))]
+ON_PYFUSE3 = 30  # seeds of each engine, with --soak
+WITH_SOAK = [
+    pytest.param(name, seed, marks=pytest.mark.soak)
+    for name in PYFUSE3
+    for seed in range(SEEDS_ELSE if name in DRIVERS else 0, ON_PYFUSE3)
+]
 
 
-@pytest.mark.parametrize(("name", "seed"), CASES)
+@pytest.mark.parametrize(("name", "seed"), [*CASES, *WITH_SOAK])
 def test_seed(name: str, seed: int, model: Driver, driver_of: Callable[[str], Driver]) -> None:
-    steps = steps_of_seed(seed, STEPS, SYSCTLS, fuse=name in MOUNTS)
-    right = ModelDriver(SYSCTLS, flags_last=True) if name in MOUNTS else model
+    mounted = name in (*MOUNTS, *PYFUSE3)
+    steps = steps_of_seed(seed, STEPS, SYSCTLS, fuse=mounted)
+    if name in PYFUSE3:
+        steps = expressible(steps)
+    right = ModelDriver(SYSCTLS, flags_last=True) if mounted else model
     demand_equal(steps, [right, driver_of(name)], times=True)
 
 

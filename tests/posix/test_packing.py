@@ -7,8 +7,10 @@ from math import inf
 
 import pytest
 
-from fsclient.background import leader, packer
-from fsclient.mount.client import Client, ClientOptions
+from fsclient.background import leader, packer, tidy_queue
+from fsclient.client.client import MountClient
+from fsclient.client.client_options import ClientOptions
+from fsclient.client.given_parts import GivenParts
 from fsclient.upkeep.scrub import Scrub
 from fsdata.objects.mem import MemObjects
 from fsmeta.admin.snapshots import Taker
@@ -16,7 +18,7 @@ from fsmeta.schema import scan
 from fsmeta.types import ROOT_CALLER, ROOT_INO, SliceKind
 from tests.conftest import assert_clean
 from tests.posix.inproc import RUNTIME, Connect, format_volume, memory
-from tests.sim.posix import Posix
+from tests.sim.world.posix import Posix
 
 FILES = 40
 OPTIONS = ClientOptions(heartbeat_s=0.1, pack_below=512 << 10)
@@ -49,7 +51,7 @@ class Volume:
         self.open()
 
     def open(self) -> None:
-        self.client = Client(self.connect(), RUNTIME, OPTIONS, self.objects)
+        self.client = MountClient(self.connect(), RUNTIME, OPTIONS, GivenParts(self.objects))
         self.client.start()
         self.posix = Posix(self.client.vfs)
         self.packer = self.client.background.packer
@@ -182,7 +184,7 @@ def test_a_snapshot_keeps_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_files_and_large_ones_stay_as_they_are() -> None:
     """O6."""
     volume = Volume()
-    volume.write(packer.MEMBERS_MIN - 1)
+    volume.write(tidy_queue.MEMBERS_MIN - 1)
     volume.packer.finish(inf)
     volume.write(6, (512 << 10) + 1)
     volume.packer.finish(inf)

@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from fsclient.files.open_files import OpenFile
-from fsclient.kernel import cache_leases
+from fsclient.files.handles.open_files import OpenFile
+from fsclient.kernel import cache_leases, kernel_notices
+from fsclient.kernel.contract import WriteHow
 from fsmeta.check.check import check
 from fsmeta.errors import Unavailable
 from fsmeta.meta.meta import Meta
@@ -20,8 +21,8 @@ from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Caller, Ino, SetAttr, Slic
 from tests.conftest import LogWatch
 from tests.posix import inproc
 from tests.posix.inproc import RUNTIME
-from tests.sim.posix import Posix
-from tests.waiting import wait_until
+from tests.sim.world.posix import Posix
+from tests.support.waiting import wait_until
 
 FILE = 0o100644
 STRANGER = Caller(60001, 60001)
@@ -116,20 +117,22 @@ def test_listing_goes_on_after_errors() -> None:
         names = {b"f%d" % number for number in range(10)}
         for name in names:
             client.meta.create(ROOT_CALLER, ROOT_INO, name, FILE)
-        fh = client.vfs.opendir(ROOT_CALLER, ROOT_INO).fh
+        fh = client.vfs.directories.opendir(ROOT_CALLER, ROOT_INO).fh
         found: list[bytes] = []
         cookies: list[int] = []
         more: Sequence[int] = [0]
         while more:
-            page, more = client.vfs.readdir(ROOT_CALLER, ROOT_INO, fh, more[-1], 4)
+            page, more = client.vfs.directories.readdir(ROOT_CALLER, ROOT_INO, fh, more[-1], 4)
             found += [name for name, _, _ in page]
             cookies += more
         at = 5
         while at < len(found):
-            page, more = client.vfs.readdir(ROOT_CALLER, ROOT_INO, fh, cookies[at - 1], 100)
+            page, more = client.vfs.directories.readdir(
+                ROOT_CALLER, ROOT_INO, fh, cookies[at - 1], 100
+            )
             assert [name for name, _, _ in page] == found[at : at + len(page)] != []
             at += len(page)
-        client.vfs.releasedir(ROOT_INO, fh)
+        client.vfs.directories.releasedir(ROOT_INO, fh)
         assert sorted(found) == sorted({b".", b"..", *names})
 
 
@@ -140,7 +143,7 @@ def test_stat_during_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
         entry, opened = vfs.create(ROOT_CALLER, ROOT_INO, b"f", FILE, os.O_RDWR)
         assert entry.attr is not None
         ino = entry.attr.ino
-        vfs.write(ROOT_CALLER, ino, opened.fh, 0, memoryview(b"12345"), False)
+        vfs.write(ROOT_CALLER, ino, opened.fh, 0, memoryview(b"12345"))
         getattr_ = meta.getattr
 
         def slow_getattr(caller: Caller, asked: Ino) -> Attr:
@@ -161,7 +164,7 @@ def test_what_has_been_purged_is_no_hole() -> None:
         entry, opened = vfs.create(ROOT_CALLER, ROOT_INO, b"f", FILE, os.O_RDWR)
         assert entry.attr is not None
         ino = entry.attr.ino
-        vfs.write(ROOT_CALLER, ino, opened.fh, 0, memoryview(b"12345"), False)
+        vfs.write(ROOT_CALLER, ino, opened.fh, 0, memoryview(b"12345"))
         vfs.flush(ROOT_CALLER, ino, opened.fh)
         vfs.unlink(ROOT_CALLER, ROOT_INO, b"f")
         meta.deletion.purge([ino])
@@ -210,10 +213,10 @@ def test_a_write_drops_what_became_setuid_elsewhere() -> None:
         ino = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100777).ino
         fh = vfs.open(STRANGER, ino, os.O_RDWR).fh
         meta.setattr(ROOT_CALLER, ino, SetAttr(mode=0o4777))
-        vfs.write(ROOT_CALLER, ino, fh, 0, memoryview(b"1"), False)
+        vfs.write(ROOT_CALLER, ino, fh, 0, memoryview(b"1"))
         vfs.flush(ROOT_CALLER, ino, fh)
         assert meta.getattr(ROOT_CALLER, ino).mode == 0o104777
-        vfs.write(STRANGER, ino, fh, 0, memoryview(b"2"), True)
+        vfs.write(STRANGER, ino, fh, 0, memoryview(b"2"), WriteHow(kill_suid=True))
         assert vfs.getattr(STRANGER, ino, None).attr.mode == 0o100777
         assert meta.getattr(ROOT_CALLER, ino).mode == 0o104777  # as the content it was set for
         vfs.flush(STRANGER, ino, fh)
@@ -227,9 +230,9 @@ def test_what_is_setuid_after_a_write_stays_so() -> None:
         vfs, meta = client.vfs, client.meta
         ino = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100777).ino
         fh = vfs.open(STRANGER, ino, os.O_RDWR).fh
-        vfs.write(STRANGER, ino, fh, 0, memoryview(b"2"), True)
+        vfs.write(STRANGER, ino, fh, 0, memoryview(b"2"), WriteHow(kill_suid=True))
         vfs.setattr(ROOT_CALLER, ino, SetAttr(mode=0o4755), None)
-        vfs.write(ROOT_CALLER, ino, fh, 1, memoryview(b"3"), False)
+        vfs.write(ROOT_CALLER, ino, fh, 1, memoryview(b"3"))
         vfs.flush(STRANGER, ino, fh)
         assert meta.getattr(ROOT_CALLER, ino).mode == 0o104755
         vfs.release(ino, fh)
@@ -293,13 +296,14 @@ def test_who_closed_a_setuid_file_finds_that_the_kernel_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread told it soon after; before that, others could still run the program as its owner."""
-    monkeypatch.setattr(cache_leases.CacheLeases, "_run", lambda _self: None)  # it comes too late
+    told_too_late = kernel_notices.KernelNotices
+    monkeypatch.setattr(told_too_late, "_run", lambda _self: None)
     notifier = _NoKernel(epoch=True)
     with inproc.client(inproc.memory()) as client:
         client.vfs.coherence.start(notifier)
         ino = client.meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o104777).ino
         fh = client.vfs.open(STRANGER, ino, os.O_RDWR).fh
-        client.vfs.write(STRANGER, ino, fh, 0, memoryview(b"1"), True)
+        client.vfs.write(STRANGER, ino, fh, 0, memoryview(b"1"), WriteHow(kill_suid=True))
         assert notifier.stale == []
         client.vfs.flush(STRANGER, ino, fh)
         assert notifier.stale == [ino]
@@ -322,7 +326,9 @@ def test_what_is_stored_is_no_error_where_the_kernel_can_not_be_told(log_watch: 
         client.vfs.coherence.start(notifier)
         ino = client.meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o104777).ino
         fh = client.vfs.open(STRANGER, ino, os.O_RDWR | os.O_APPEND).fh
-        client.vfs.write(STRANGER, ino, fh, 0, memoryview(b"1"), True, True)
+        client.vfs.write(
+            STRANGER, ino, fh, 0, memoryview(b"1"), WriteHow(kill_suid=True, append=True)
+        )
         client.vfs.flush(STRANGER, ino, fh)
         assert not client.vfs.files.file_handle(fh).file.dirty
         client.vfs.release(ino, fh)

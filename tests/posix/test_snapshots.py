@@ -20,9 +20,9 @@ import pytest
 
 from fsclient.cli.options.jobs import run_job
 from fsclient.files.quota_precheck import ROOM_TTL_S
-from tests.outcome import errno_of
 from tests.posix.conftest import Twins
 from tests.posix.volumes import Volume, can_mount, run, slices_of, temporary_folder
+from tests.support.outcome import errno_of
 
 _SLICEFS = str(Path(sys.executable).with_name("slicefs"))
 _DATA = random.Random(5).randbytes(300_000)
@@ -53,10 +53,10 @@ def root(twins: Twins, request: pytest.FixtureRequest) -> Iterator[Path]:
     path.mkdir()
     yield path
     for top, _, _ in os.walk(path, topdown=False):
-        shelf = Path(top) / ".snapshots"
-        for each in os.listdir(shelf) if shelf.is_dir() else []:
-            if (shelf / each).is_dir():
-                os.rmdir(shelf / each)
+        snapshot_dir = Path(top) / ".snapshots"
+        for each in os.listdir(snapshot_dir) if snapshot_dir.is_dir() else []:
+            if (snapshot_dir / each).is_dir():
+                os.rmdir(snapshot_dir / each)
     subprocess.run(["rm", "-r", path], check=True)
 
 
@@ -77,7 +77,7 @@ def test_t2_a_snapshot_stays_what_it_was(root: Path) -> None:
     top = _plant(root)
     with (top / "open").open("wb", buffering=0) as file:
         file.write(b"not stored yet")
-        made = json.loads(run("snapshot", "create", top, "one", "--json"))
+        made = json.loads(run("snapshot", "create", top, "one", "--json"))["snapshot"]
         assert made["changed"] == 0
         one = Path(made["path"])
         for name in ("open", "same"):
@@ -153,7 +153,7 @@ def test_t2_bad_input_is_one_line(root: Path) -> None:
     run("snapshot", "create", top, "taken")
     for words, why in _BAD:
         assert re.search(why, _fails("snapshot", *(word.format(root) for word in words))), words
-    (only,) = json.loads(run("snapshot", "list", top, "--json"))
+    (only,) = json.loads(run("snapshot", "list", top, "--json"))["snapshots"]
     assert only["name"] == "taken"
 
 
@@ -172,7 +172,7 @@ def test_t2_snapshots_are_roots(root: Path) -> None:
     done = as_user("setfattr", "-n", "user.slicefs.clone.word", "-v", wish, top)
     assert "not permitted" in done.stderr
     assert as_user("cksum", top / ".snapshots" / "one" / "same").returncode == 0
-    assert len(json.loads(run("snapshot", "list", top, "--json"))) == 1
+    assert len(json.loads(run("snapshot", "list", top, "--json"))["snapshots"]) == 1
 
 
 @contextmanager
@@ -263,7 +263,7 @@ def test_f2_nothing_leads_out_of_a_directory_that_is_mounted() -> None:
 def test_t2_the_mount_is_killed_while_it_takes_one() -> None:
     """Nothing of it is ever seen, and what it had built goes."""
     with _volume() as volume:
-        whole = volume.mount()
+        whole = volume.mount("mnt", "--no-supervisor")
         for number in range(800):
             (whole / f"file{number}").touch()
         taking = subprocess.Popen(
@@ -277,7 +277,7 @@ def test_t2_the_mount_is_killed_while_it_takes_one() -> None:
         subprocess.run(["umount", "-l", whole], check=False)
         volume._mounts.remove(whole)
         again = volume.mount("again")
-        found = json.loads(run("snapshot", "list", again, "--json"))
+        found = json.loads(run("snapshot", "list", again, "--json"))["snapshots"]
         assert all(each["inodes"] == 801 for each in found)
         for each in found:
             run("snapshot", "delete", again, each["name"])

@@ -21,7 +21,7 @@ from tests.posix.conftest import Twins
 from tests.posix.fsstress import broken, tree
 from tests.posix.fsx import SPAN_BYTES, Fsx
 from tests.posix.volumes import Volume
-from tests.waiting import SOON_S
+from tests.support.waiting import SOON_S
 
 _ACROSS = (CHUNK_BYTES - SPAN_BYTES // 2) // 4096 * 4096  # a chunk's end is in the middle
 

@@ -6,9 +6,10 @@ import pytest
 
 from fsdata.staging import data_segments
 from fsmeta.meta import deletion
-from tests.sim.cluster import BLOCK
+from tests.sim.world.cluster import BLOCK
 
 SEEDS_DEFAULT = 20
+QUICK_SHARE = 4  # without --soak a simulation runs with one seed in so many of its marker's
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "sim_seeds(n): how many seeds a simulation runs with")
+    config.addinivalue_line(
+        "markers", "sim_seeds(n): how many seeds a simulation runs with (--soak)"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,5 +36,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("sim_seeds")
     count = metafunc.config.getoption("--sim-seeds", default=None)
     only = metafunc.config.getoption("--sim-seed", default=None)
-    seeds = range(count or (marker.args[0] if marker else SEEDS_DEFAULT))
+    if count is None:
+        whole = marker.args[0] if marker else SEEDS_DEFAULT
+        share = 1 if metafunc.config.getoption("--soak", default=False) else QUICK_SHARE
+        count = max(2, whole // share)
+    seeds = range(count)
     metafunc.parametrize("sim_seed", seeds if only is None else [only])

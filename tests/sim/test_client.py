@@ -12,17 +12,13 @@ from functools import partial
 
 import pytest
 
-from fsclient.background import compactor, steady_clock, trash_expiry
+from fsclient.background import steady_clock, tidy_queue, trash_expiry
 from fsclient.background.leadership import LEASE_S
 from fsdata.format import geometry
 from fsmeta.meta import trash as engine_trash
 from fsmeta.schema import trash
 from fsmeta.txn.retry import DEADLINE_S
 from tests.conftest import LogWatch
-from tests.sim.cluster import Cluster, Node, Weather
-from tests.sim.disks import SimDisks
-from tests.sim.faults import Faults
-from tests.sim.harness import simulate
 from tests.sim.loads import Load
 from tests.sim.loads.appends import Appends
 from tests.sim.loads.believers import Believers
@@ -35,7 +31,11 @@ from tests.sim.loads.rules import Rules
 from tests.sim.loads.shares import Shares
 from tests.sim.loads.snaps import Snaps
 from tests.sim.loads.trees import Trees
-from tests.sim.scheduler import SimRuntime
+from tests.sim.world.cluster import Cluster, Node, Weather
+from tests.sim.world.disks import SimDisks
+from tests.sim.world.faults import Faults
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
 
 Calamity = Callable[[Cluster, random.Random], None]
 
@@ -47,7 +47,7 @@ OUTAGE_S = 40.0  # longer than calls are repeated, shorter than a lease
 META = Faults(refused=0.02, reply_lost=0.03, request_lost=0.02, late=0.02, news_lost=0.02)
 DATA = Faults(refused=0.03, reply_lost=0.03, request_lost=0, slow=0.03, slow_s=2.0)
 TROUBLE = (  # log messages that are right where the world is bad
-    "^WARNING fsclient.(background.(background|leader(?:ship)?)|mount.client|vfs.locks): |"
+    r"^WARNING fsclient.(background.(background|leader(?:ship)?)|mount.client|vfs.locks.[a-z_]+): |"
     "^ERROR fsclient.files.write_errors: inode .* data written and not stored is lost: "
 )
 LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
@@ -56,7 +56,7 @@ LATE_PUTS = DATA._replace(late=0.03, late_s=3.0)
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compaction and rounds come after little work, as they would after much; holes are small."""
-    monkeypatch.setattr(compactor, "COMMITS_BEFORE_LOOK", 3)
+    monkeypatch.setattr(tidy_queue, "COMMITS_BEFORE_LOOK", 3)
     monkeypatch.setattr(geometry, "COMPACT_SLICES", 4)
     monkeypatch.setattr(geometry, "COMPACT_HIDDEN_MIN", 2)
     monkeypatch.setattr(geometry, "HOLE_MIN_BYTES", 64)

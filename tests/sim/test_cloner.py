@@ -11,10 +11,10 @@ import pytest
 
 from fsclient.control.clone_jobs import ALL_AT_ONCE, AT_ONCE, CLONE_XATTR, MANY
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, SetAttr
-from tests.outcome import errno_of
-from tests.sim.cluster import Cluster, Node, Weather
-from tests.sim.harness import simulate
-from tests.sim.scheduler import SimRuntime
+from tests.sim.world.cluster import Cluster, Node, Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
+from tests.support.outcome import errno_of
 
 
 def _wish(node: Node, name: str) -> bytes:

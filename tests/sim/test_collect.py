@@ -12,13 +12,10 @@ from fsclient.upkeep import gc as collect_module, gc_checkpoint
 from fsclient.upkeep.gc_checkpoint import GcCheckpoint
 from fsmeta.errors import ConfigError
 from tests.conftest import LogWatch
-from tests.sim.cluster import Cluster, Weather
-from tests.sim.harness import simulate
 from tests.sim.loads import Load
 from tests.sim.loads.logs import Logs
 from tests.sim.loads.records import Records
 from tests.sim.loads.trees import Trees
-from tests.sim.scheduler import SimRuntime
 from tests.sim.test_client import (
     DATA,
     META,
@@ -30,6 +27,9 @@ from tests.sim.test_client import (
     crash,
     eager,
 )
+from tests.sim.world.cluster import Cluster, Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
 
 __all__ = ["eager"]
 GC_ERROR = "^ERROR fsclient.files.write_errors: inode .* data written and not stored is lost: "

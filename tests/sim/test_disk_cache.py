@@ -15,11 +15,11 @@ from fsmeta.errors import StoreError
 from fsmeta.schema import keys
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.conftest import LogWatch
-from tests.sim.cluster import Cluster, Node, Weather
-from tests.sim.disks import SimDisks
-from tests.sim.harness import simulate
-from tests.sim.scheduler import SimRuntime
 from tests.sim.test_client import DATA, META, TROUBLE, WINDOW_S, crash, eager, live
+from tests.sim.world.cluster import Cluster, Node, Weather
+from tests.sim.world.disks import SimDisks
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
 
 __all__ = ["eager"]
 

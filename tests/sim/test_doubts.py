@@ -13,11 +13,11 @@ import pytest
 
 from fsclient.background import leadership
 from tests.conftest import LogWatch
-from tests.sim.cluster import Cluster, Weather
-from tests.sim.harness import simulate
 from tests.sim.loads.emptied import Emptied
-from tests.sim.scheduler import SimRuntime
 from tests.sim.test_client import DATA, META, TROUBLE, crash, eager, live
+from tests.sim.world.cluster import Cluster, Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
 
 __all__ = ["eager"]
 TIMEOUTS_S = (2.0, 3.0, 30.0, leadership.LEASE_S - 5, leadership.LEASE_S + 5)

@@ -10,12 +10,12 @@ import random
 
 import pytest
 
-from tests.sim.cluster import Cluster, Node, Weather
-from tests.sim.harness import simulate
-from tests.sim.posix import Posix
-from tests.sim.scheduler import SimRuntime
-from tests.sim.staging import SimDisk
 from tests.sim.test_writeback import CALM_DATA, read_all
+from tests.sim.world.cluster import Cluster, Node, Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.posix import Posix
+from tests.sim.world.scheduler import SimRuntime
+from tests.sim.world.staging import SimDisk
 
 NAMES = tuple(b"/d/%d" % number for number in range(6))
 

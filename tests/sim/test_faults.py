@@ -8,12 +8,13 @@ import pytest
 
 from fsdata.objects.mem import MemObjects
 from fsmeta.errors import Ambiguous, Conflict, ObjectMissing, Unavailable
-from fsmeta.store.contract import EDITION, FENCE_FIELD, PUT, Commit, Store
+from fsmeta.store.contract import EDITION, FENCE_FIELD, Commit, Store
 from fsmeta.store.mem import MemBackend, MemStore
-from tests.sim.fault_objects import Damage, FaultObjects
-from tests.sim.faults import CALM, Faults, FaultStore
-from tests.sim.harness import simulate
-from tests.sim.scheduler import SimProcess, SimRuntime
+from fsmeta.store.writes import Put
+from tests.sim.world.fault_objects import Damage, FaultObjects
+from tests.sim.world.faults import CALM, Faults, FaultStore
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimProcess, SimRuntime
 
 ROW, FIELD, FENCE = b"i1", b"count", b"s1"
 ROUGH = Faults(refused=0.1, reply_lost=0.2, request_lost=0.2, slow=0.1)
@@ -21,7 +22,7 @@ ROUGH = Faults(refused=0.1, reply_lost=0.2, request_lost=0.2, slow=0.1)
 
 def _commit(store: Store, worker: bytes, sequence: int, old: bytes | None, new: bytes) -> None:
     """Send one commit until its fate is known. Raises: Conflict."""
-    commit = Commit(FENCE, worker, sequence, [(ROW, FIELD, old)], [], [(PUT, ROW, FIELD, new)])
+    commit = Commit(FENCE, worker, sequence, [(ROW, FIELD, old)], [], [Put(ROW, FIELD, new)])
     while True:
         try:
             store.commit(commit)
@@ -51,7 +52,7 @@ def _increase(store: Store, worker: bytes, times: int) -> None:
 
 def _world(sim: SimRuntime) -> MemBackend:
     backend = MemBackend(sim)
-    MemStore(backend).commit(Commit(None, b"", 0, [], [], [(PUT, FENCE, FENCE_FIELD, EDITION)]))
+    MemStore(backend).commit(Commit(None, b"", 0, [], [], [Put(FENCE, FENCE_FIELD, EDITION)]))
     return backend
 
 

@@ -10,16 +10,16 @@ import pytest
 from fsclient.background.compactor import Compactor
 from fsmeta.runtime import AGAIN_MAX_S, spawn_lasting
 from tests.conftest import LogWatch
-from tests.sim.cluster import Cluster, Weather
-from tests.sim.harness import simulate
-from tests.sim.posix import Posix
-from tests.sim.scheduler import SimRuntime
+from tests.sim.world.cluster import Cluster, Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.posix import Posix
+from tests.sim.world.scheduler import SimRuntime
 
 ROUNDS_S = 120.0  # enough for what is unlinked to be deleted, and for a thread to begin anew
 
 
 def test_they_begin_anew_and_seldom_where_it_does_not_help(log_watch: LogWatch) -> None:
-    log_watch.expect("thread busy failed; it begins anew in")
+    log_watch.expect("thread busy failed; it starts again in")
 
     def run(sim: SimRuntime) -> None:
         begun: list[float] = []
@@ -41,7 +41,7 @@ def test_they_begin_anew_and_seldom_where_it_does_not_help(log_watch: LogWatch) 
 def test_who_compacts_fails_and_what_is_dead_is_still_deleted(
     monkeypatch: pytest.MonkeyPatch, log_watch: LogWatch
 ) -> None:
-    log_watch.expect("thread background failed; it begins anew in")
+    log_watch.expect("thread background failed; it starts again in")
     turn = Compactor.turn
     failed: list[Compactor] = []
 

@@ -10,10 +10,10 @@ import pytest
 from tests.conftest import LogWatch
 from tests.linear.client import LinearClient, prepare
 from tests.linear.history import require_linearizable
-from tests.sim.cluster import Cluster, Weather
-from tests.sim.faults import Faults
-from tests.sim.harness import simulate
-from tests.sim.scheduler import SimRuntime
+from tests.sim.world.cluster import Cluster, Weather
+from tests.sim.world.faults import Faults
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
 
 TURNS = 12
 CLIENTS = 3

@@ -12,11 +12,11 @@ import random
 import pytest
 
 from tests.conftest import LogWatch
-from tests.sim.cluster import Weather
-from tests.sim.harness import simulate
-from tests.sim.scheduler import SimRuntime
-from tests.sim.stored import stored
 from tests.sim.test_writeback import CALM_DATA, LOST, TROUBLE, Verbs, World, live
+from tests.sim.world.cluster import Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
+from tests.sim.world.stored import stored
 
 VERBS: Verbs = ("write", "write", "fsync", "rename", "unlink", "link")
 

@@ -20,14 +20,14 @@ from fsdata.objects.mem import MemObjects
 from fsmeta.errors import Unavailable
 from fsmeta.types import Ino
 from tests.conftest import LogWatch
-from tests.sim.cluster import BLOCK, Cluster, Node, Weather
-from tests.sim.faults import Faults
-from tests.sim.harness import simulate
-from tests.sim.posix import Posix
-from tests.sim.scheduler import SimRuntime
-from tests.sim.staging import SimDisk
-from tests.sim.stored import stored
 from tests.sim.test_writeback import Line, read_all
+from tests.sim.world.cluster import BLOCK, Cluster, Node, Weather
+from tests.sim.world.faults import Faults
+from tests.sim.world.harness import simulate
+from tests.sim.world.posix import Posix
+from tests.sim.world.scheduler import SimRuntime
+from tests.sim.world.staging import SimDisk
+from tests.sim.world.stored import stored
 
 TURNS: Final = 12
 NAMES: Final = (b"a", b"b", b"c")
@@ -37,7 +37,7 @@ LOOK_S: Final = 0.05
 DATA: Final = Faults(latency_s=0.05, slow=0.1, slow_s=1.0, refused=0, reply_lost=0, request_lost=0)
 WAITS: Final = (
     r"^WARNING fs(data.staging|client.writeback)\S*: .*wait|"
-    "^WARNING fsclient.background.leadership: session .* has not been heard of"
+    "^WARNING fsclient.background.leadership: session .* sent no heartbeat"
 )
 
 

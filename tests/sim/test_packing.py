@@ -12,22 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from fsclient.background import packer
-from fsclient.mount.client import ClientOptions
+from fsclient.background import packer, tidy_queue
+from fsclient.client.client_options import ClientOptions
 from fsclient.upkeep import pack
 from fsclient.upkeep.pack import PackWalk
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.errors import StoreError
 from tests.conftest import LogWatch
-from tests.sim import cluster as cluster_module, test_writeback
-from tests.sim.cluster import BLOCK, Cluster, Node, Weather
-from tests.sim.harness import simulate
+from tests.sim import test_writeback
 from tests.sim.loads import Load
 from tests.sim.loads.logs import Logs
 from tests.sim.loads.shares import Shares
 from tests.sim.loads.smalls import Smalls
 from tests.sim.loads.trees import Trees
-from tests.sim.scheduler import SimRuntime
 from tests.sim.test_client import (
     DATA,
     META,
@@ -47,6 +44,10 @@ from tests.sim.test_writeback import (
     _lose_disk,
     live as write_back,
 )
+from tests.sim.world import cluster as cluster_module
+from tests.sim.world.cluster import BLOCK, Cluster, Node, Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
 
 __all__ = ["eager", "small_steps"]
 QUIET_S = 10  # what waits for company waits no longer
@@ -96,7 +97,7 @@ def test_o6_packed_behind_a_journal(
     sim_seed: int, log_watch: LogWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is packed is in the store before others see it, whatever disk is lost."""
-    monkeypatch.setattr(packer, "MEMBERS_MIN", 2)
+    monkeypatch.setattr(tidy_queue, "MEMBERS_MIN", 2)
     monkeypatch.setattr(packer, "LINGER_S", 0.2)
     monkeypatch.setattr(test_writeback, "SIZES", (1, 300, 900, 4000))
     log_watch.expect(STAGING_TROUBLE)
@@ -146,7 +147,7 @@ def walking(monkeypatch: pytest.MonkeyPatch) -> None:
         return ClientOptions(**settings)._replace(pack_below=0)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cluster_module, "ClientOptions", options)
-    monkeypatch.setattr(packer, "MEMBERS_MIN", 2)
+    monkeypatch.setattr(tidy_queue, "MEMBERS_MIN", 2)
     monkeypatch.setattr(pack, "MEMBERS_MAX", 6)
     monkeypatch.setattr(pack, "WINDOW", 10)
 

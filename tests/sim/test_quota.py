@@ -18,9 +18,9 @@ from fsmeta.rules import quota
 from fsmeta.store.mem import MemStore
 from tests.conftest import LogWatch
 from tests.sim import test_client as worlds
-from tests.sim.cluster import Cluster, Weather
-from tests.sim.faults import FaultStore
-from tests.sim.harness import simulate
+from tests.sim.world.cluster import Cluster, Weather
+from tests.sim.world.faults import FaultStore
+from tests.sim.world.harness import simulate
 
 eager = worlds.eager  # the fixture
 AMPLE = QuotaLimits(1 << 50, 1 << 30)  # nobody is refused: the loads know nothing of quotas

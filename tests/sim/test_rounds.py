@@ -20,16 +20,16 @@ from fsmeta.schema import keys
 from fsmeta.store.contract import COMMIT_OPS_ENOUGH
 from fsmeta.types import CHUNK_BYTES, Slice, SliceId
 from tests.conftest import LogWatch
-from tests.sim.cluster import Cluster, Node, Weather
-from tests.sim.harness import simulate
-from tests.sim.posix import File, Posix
-from tests.sim.scheduler import SimRuntime
+from tests.sim.world.cluster import Cluster, Node, Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.posix import File, Posix
+from tests.sim.world.scheduler import SimRuntime
 
 DATA = b"held to the end " * 1000
 ROUNDS_S = 6 * (HEARTBEAT_S + NEWS_S)  # time enough for a file and its slices to go
 SEEDS = pytest.mark.sim_seeds(12)
 
-ENDED = "has not been heard of|was ended by others"  # what is logged where a client is ended
+ENDED = "sent no heartbeat|has ended session"  # what is logged where a client is ended
 
 
 @pytest.fixture

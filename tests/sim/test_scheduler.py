@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 
 from fsmeta.runtime import Condition
-from tests.sim.core import Deadlock, StepLimit
-from tests.sim.harness import simulate
-from tests.sim.lock_order import Inversion
-from tests.sim.scheduler import SimProcess, SimRuntime
+from tests.sim.world.core import Deadlock, StepLimit
+from tests.sim.world.harness import simulate
+from tests.sim.world.lock_order import Inversion
+from tests.sim.world.scheduler import SimProcess, SimRuntime
 
 SWITCHES_PER_SECOND = 15_000  # a floor far below the 80,000 of a quiet machine
 

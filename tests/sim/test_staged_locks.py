@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from tests.sim.cluster import Cluster, Weather
-from tests.sim.harness import simulate
 from tests.sim.loads.counters import Counters
-from tests.sim.scheduler import SimRuntime
-from tests.sim.staging import SimDisk
 from tests.sim.test_writeback import CALM_DATA
+from tests.sim.world.cluster import Cluster, Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
+from tests.sim.world.staging import SimDisk
 
 TURNS = 16
 

@@ -11,15 +11,12 @@ from functools import partial
 
 import pytest
 
-from fsclient.background import packer
+from fsclient.background import tidy_queue
 from fsclient.background.leadership import LEASE_S
 from fsclient.writeback import packer as staged_packer
 from fsdata.staging import coalesce
 from tests.conftest import LogWatch
 from tests.sim import test_writeback
-from tests.sim.cluster import BLOCK, Weather
-from tests.sim.harness import simulate
-from tests.sim.scheduler import SimRuntime
 from tests.sim.test_packing import pack_at_once
 from tests.sim.test_writeback import (
     CALM_DATA,
@@ -36,6 +33,9 @@ from tests.sim.test_writeback import (
     _same_disk,
     live,
 )
+from tests.sim.world.cluster import BLOCK, Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
 
 WAITS = "^WARNING fsclient.writeback.publisher: .* waits to be published"
 
@@ -44,7 +44,7 @@ WAITS = "^WARNING fsclient.writeback.publisher: .* waits to be published"
 def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two files are company; what went alone is packed later, at once."""
     pack_at_once(monkeypatch)
-    monkeypatch.setattr(packer, "MEMBERS_MIN", 2)
+    monkeypatch.setattr(tidy_queue, "MEMBERS_MIN", 2)
     monkeypatch.setattr(staged_packer, "MEMBERS_MIN", 2)
     monkeypatch.setattr(coalesce, "LINGER_S", 1.0)
     monkeypatch.setattr(test_writeback, "SIZES", (1, 300, 900, 4000, 3 * BLOCK + 5))

@@ -16,13 +16,9 @@ import pytest
 from fsclient.control.clone_jobs import CLONE_XATTR
 from fsmeta.errors import StoreError
 from fsmeta.schema import keys
-from fsmeta.schema.snapshot_inos import shelf_of
+from fsmeta.schema.snapshot_inos import snapshot_dir_of
 from fsmeta.types import ROOT_CALLER, Ino
 from tests.conftest import LogWatch
-from tests.sim.cluster import Node, Weather
-from tests.sim.harness import simulate
-from tests.sim.posix import Posix
-from tests.sim.stored import State, content_of
 from tests.sim.test_writeback import (
     CALM_DATA,
     DATA,
@@ -37,6 +33,10 @@ from tests.sim.test_writeback import (
     _same_disk,
     live,
 )
+from tests.sim.world.cluster import Node, Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.posix import Posix
+from tests.sim.world.stored import State, content_of
 
 TAKEN = 6  # by each client
 TRIES = 5  # in peace; what is compacted meanwhile counts as changed
@@ -69,14 +69,14 @@ class Kept:
         wish = {"source": source, "name": word.decode(), "preserve": False, "snapshot": True}
         done = line.done
         xattr = CLONE_XATTR + word
-        vfs.setxattr(ROOT_CALLER, source, xattr, json.dumps(wish).encode(), 0)
-        while not (report := json.loads(vfs.getxattr(ROOT_CALLER, source, xattr)))["done"]:
+        vfs.xattrs.setxattr(ROOT_CALLER, source, xattr, json.dumps(wish).encode(), 0)
+        while not (report := json.loads(vfs.xattrs.getxattr(ROOT_CALLER, source, xattr)))["done"]:
             node.process.sleep(LOOK_S)
         if report["errno"]:
             assert report["errno"] in REFUSED, report
             return False
         rows = self.world.cluster.backend.rows
-        dentry = rows[keys.dir_row(shelf_of(source))][word]
+        dentry = rows[keys.dir_row(snapshot_dir_of(source))][word]
         root = keys.unpack_dentry(b"", word, dentry)[1]
         self.shown[root] = self.show(root)
         if report["changed"]:

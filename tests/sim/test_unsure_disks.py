@@ -11,9 +11,6 @@ import random
 import pytest
 
 from tests.conftest import LogWatch
-from tests.sim.cluster import Weather
-from tests.sim.harness import simulate
-from tests.sim.scheduler import SimRuntime
 from tests.sim.test_writeback import (
     CALM_DATA,
     DATA,
@@ -27,6 +24,9 @@ from tests.sim.test_writeback import (
     _same_disk,
     live,
 )
+from tests.sim.world.cluster import Weather
+from tests.sim.world.harness import simulate
+from tests.sim.world.scheduler import SimRuntime
 
 FSYNCS: Verbs = ("write", "fsync", "fsync", "fsync", "rename", "unlink")
 UNSURE = (

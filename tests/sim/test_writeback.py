@@ -16,24 +16,38 @@ from functools import partial
 
 import pytest
 
-from fsclient.mount.client import Client
+from fsclient.client.client import MountClient
 from fsclient.writeback.writeback import WriteBack
 from fsmeta.errors import StoreError
+from fsmeta.ops.data.ranges import KEEP_SIZE, ZERO_RANGE
 from tests.conftest import LogWatch
-from tests.data.world import pattern
-from tests.sim.cluster import BLOCK, Cluster, Node, Weather
-from tests.sim.faults import Faults
-from tests.sim.harness import simulate
-from tests.sim.posix import Posix
-from tests.sim.scheduler import SimRuntime
-from tests.sim.staging import SimDisk
-from tests.sim.stored import State, stored
+from tests.fsdata.world import pattern
+from tests.sim.world.cluster import BLOCK, Cluster, Node, Weather
+from tests.sim.world.faults import Faults
+from tests.sim.world.harness import simulate
+from tests.sim.world.posix import Posix
+from tests.sim.world.scheduler import SimRuntime
+from tests.sim.world.staging import SimDisk
+from tests.sim.world.stored import State, stored
 
 Verbs = tuple[str, ...]
 Calamity = Callable[["World", random.Random], None]
 
 NAMES_AND_BYTES: Verbs = ("write", "write", "write", "rename", "unlink", "link", "fsync")
-RANGES: Verbs = ("write", "fsync", "rename", "unlink", "punch", "copy", "copy", "tmpfile")
+RANGES: Verbs = (
+    *(
+        "write",
+        "fsync",
+        "rename",
+        "unlink",
+        "punch",
+        "reserve",
+        "reserve",
+        "copy",
+        "copy",
+        "tmpfile",
+    ),
+)
 TURNS = 14
 NAMES = (b"a", b"b", b"c", b"d")
 SIZES = (0, 1, 900, BLOCK, 3 * BLOCK + 5)
@@ -45,8 +59,8 @@ LOOK_S = 0.05
 TROUBLE = (
     "^WARNING fsclient.(background.(background|leader(?:ship)?)|mount.client): |"
     "^WARNING fsclient.writeback.publisher: |"
-    "^WARNING fsdata.staging.staged_objects: (uploads wait|staging disk: .*no space)|"
-    "^WARNING fsclient.writeback.writeback: staging journal: .*no space|"
+    "^WARNING fsdata.staging.uploads: (uploads wait|staging disk: .*no space)|"
+    "^WARNING fsclient.writeback.(?:writeback|staging_log): staging journal: .*no space|"
     "^ERROR fsclient.files.write_errors: inode .* data written and not stored is lost: "
 )
 LOST = (  # with the power
@@ -150,6 +164,8 @@ class Host:
             posix.unlink(self._path(name))
         elif verb == "punch":
             self._punch(posix, name)
+        elif verb == "reserve":
+            self._reserve(posix, name, dice)
         elif verb == "copy":
             self._copy(posix, name, other)
         elif other not in now:
@@ -191,6 +207,20 @@ class Host:
                 file.punch(0, half)
             finally:
                 file.close()
+
+    def _reserve(self, posix: Posix, name: bytes, dice: random.Random) -> None:
+        """Space from the middle of a file to beyond its end, which may be its new end."""
+        data = self.line.states[-1][name]
+        begin, length = len(data) // 2, len(data) + dice.choice(SIZES) + 1
+        mode = dice.choice((0, KEEP_SIZE, ZERO_RANGE, ZERO_RANGE | KEEP_SIZE))
+        shown = data[:begin] + bytes(len(data) - begin) if mode & ZERO_RANGE else data
+        grown = shown.ljust(len(shown) if mode & KEEP_SIZE else begin + length, b"\0")
+        self._same(posix, name, grown)
+        file = posix.open(self._path(name), os.O_RDWR)
+        try:
+            file.reserve(mode, begin, length)
+        finally:
+            file.close()
 
     def _copy(self, posix: Posix, name: bytes, other: bytes) -> None:
         """All of a file over the beginning of another."""
@@ -332,7 +362,7 @@ def _read(world: World, node: Node) -> None:
                 return  # its own network
 
 
-def _writeback(client: Client) -> WriteBack:
+def _writeback(client: MountClient) -> WriteBack:
     assert client.writeback is not None
     return client.writeback
 

@@ -10,9 +10,10 @@ import pytest
 from slicefs.client.client import Client
 from slicefs.stores.opening import open_tree
 from slicefs.stores.tree import Tree
-from tests.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster
 from tests.posix.volumes import PATIENCE_S, Volume
+from tests.slicefs.attached_objects import OBJECTS
 from tests.slicefs.memory_disk import quick_volume
+from tests.support.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster
 
 BUCKET = "trees"
 
@@ -74,3 +75,15 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tree]:
     yield made
     made.remove_tree("")
     made.close()
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest, bucket: str, tmp_path: Path) -> Iterator[Tree]:
+    """A prefix of a bucket with objects."""
+    request.getfixturevalue("s3_keys")
+    tree = open_tree(f"s3://{bucket}/{tmp_path.name}")
+    for path, data in OBJECTS.items():
+        tree.write_atomic(path, (data,))
+    yield tree
+    tree.remove_tree("")
+    tree.close()

@@ -15,12 +15,12 @@ _MEMORY = "/dev/shm"
 
 
 @contextmanager
-def quick_volume() -> Iterator[Volume]:
-    """A volume on SQLite for a while; clean in the end."""
+def quick_volume(meta: str = "") -> Iterator[Volume]:
+    """A volume for a while, on SQLite unless `meta` names another one; clean in the end."""
     place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="slicefs-train-", dir=place))
     try:
-        with new_volume(folder / "vol", f"sqlite://{folder}/meta.db") as volume:
+        with new_volume(folder / "vol", meta or f"sqlite://{folder}/meta.db") as volume:
             yield volume
     finally:
         shutil.rmtree(folder, ignore_errors=True)

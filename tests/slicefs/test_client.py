@@ -18,6 +18,8 @@ import pytest
 
 from fsmeta.errors import ConfigError
 from slicefs.client.client import Client
+from slicefs.client.files import RawFile
+from tests.faults.program import succeed
 from tests.posix.volumes import Volume
 
 
@@ -63,6 +65,25 @@ def test_modes_are_those_of_open(fs: Client) -> None:
         file.close()
         with pytest.raises(ValueError, match="closed"):
             file.read()
+
+
+def test_a_whole_file_is_one_read(fs: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`io` reads 8 KiB at a time where a file has no `readall`."""
+    data = os.urandom(3_000_000)
+    put(fs, "f", data)
+    asked: list[int] = []
+    pread_into = RawFile.pread_into
+
+    def counted(raw: RawFile, target: memoryview, offset: int) -> int:
+        asked.append(len(target))
+        return pread_into(raw, target, offset)
+
+    monkeypatch.setattr(RawFile, "pread_into", counted)
+    assert get(fs, "f") == data
+    assert len(asked) <= 3
+    with fs.open("f", "rb", buffering=0) as file:
+        file.seek(len(data) + 1)
+        assert file.read() == b""
 
 
 def test_truncation_and_sparse_files(fs: Client) -> None:
@@ -278,3 +299,9 @@ def test_bad_input_is_one_line(url: str, options: dict[str, object], text: str) 
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(ImportError, match=r"slicefs\.torch\.MapDataset needs torch: pip install"):
         import_module("slicefs.torch").MapDataset  # noqa: B018
+
+
+def test_status_shows_its_session(fs: Client, volume: Volume) -> None:
+    put(fs, "f")
+    *_, session = succeed("status", volume.meta).splitlines()
+    assert f"pid {os.getpid()}  a program" in session

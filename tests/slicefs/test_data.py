@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from fsmeta.errors import ConfigError
 from slicefs.data.order import Reader
-from slicefs.data.source import Source, matcher
-from slicefs.data.stream import Stream
+from slicefs.data.source import Sample, SampleSource, matcher
+from slicefs.data.stream import SampleStream
 from slicefs.manifests.manifest import File, Manifest, open_manifest, pack, write_manifest
 from slicefs.stores.opening import open_tree
 
@@ -30,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def samples(stream: Stream, reader: Reader) -> list[str]:
+def samples(stream: SampleStream, reader: Reader) -> list[str]:
     return [sample.path for sample in stream.read(reader)]
 
 
@@ -45,39 +46,41 @@ def test_patterns() -> None:
 
 
 def test_sources_by_prefix_objects_and_manifest(folder: Path, tmp_path: Path) -> None:
-    source = Source.from_prefix(str(folder), glob="**/*.txt")
+    source = SampleSource.from_prefix(str(folder), glob="**/*.txt")
     assert len(source) == COUNT
     assert source.objects[0] == ("0/000.txt", 1)
     found = source.read([5, 0, 5])
     assert [sample.path for sample in found] == ["0/015.txt", "0/000.txt", "0/015.txt"]
     assert bytes(found[0].data) == b"15" * 16
     assert pickle.loads(pickle.dumps(source)).read([0])[0].data == b"0"
-    ranges = Source.from_objects([f"{folder}/0/003.txt", (f"file://{folder}/1/010.txt"[7:], 2, 6)])
+    ranges = SampleSource.from_objects(
+        [f"{folder}/0/003.txt", (f"file://{folder}/1/010.txt"[7:], 2, 6)]
+    )
     assert [bytes(sample.data) for sample in ranges.read([0, 1])] == [b"3333", b"1010"]
     tree = open_tree(folder)
     write_manifest(tree, open_tree(tmp_path), "set.slicefs-manifest", digests=True)
-    listed = Source.from_manifest(f"{tmp_path}/set.slicefs-manifest")
+    listed = SampleSource.from_manifest(f"{tmp_path}/set.slicefs-manifest")
     assert len(listed) == COUNT + 1
     assert pickle.loads(pickle.dumps(listed)).read([2])[0] == source.read([2])[0]
     with pytest.raises(ConfigError, match="no file matches"):
-        Source.from_prefix(str(folder), glob="*.jpg")
+        SampleSource.from_prefix(str(folder), glob="*.jpg")
     with pytest.raises(ConfigError, match="several places"):
-        Source.from_objects(["s3://bucket-a/x", "s3://bucket-b/x"])
+        SampleSource.from_objects(["s3://bucket-a/x", "s3://bucket-b/x"])
 
 
 def test_a_file_that_changes_under_the_reader_is_an_error(folder: Path) -> None:
-    source = Source.from_prefix(str(folder))
+    source = SampleSource.from_prefix(str(folder))
     (folder / "0/000.txt").write_text("longer than it was")
-    with pytest.raises(OSError, match="list the data set anew") as caught:
+    with pytest.raises(OSError, match="list the data set again") as caught:
         source.read([0])
     assert caught.value.filename == "0/000.txt"
 
 
 def test_a_stream_gives_each_sample_once_and_goes_on(folder: Path) -> None:
-    source = Source.from_prefix(str(folder), glob="**/*.txt")
+    source = SampleSource.from_prefix(str(folder), glob="**/*.txt")
 
-    def stream() -> Stream:
-        return Stream(source, shuffle=True, seed=5, window_bytes=4096, fetch_bytes=2000)
+    def stream() -> SampleStream:
+        return SampleStream(source, shuffle=True, seed=5, window_bytes=4096, fetch_bytes=2000)
 
     whole = samples(stream(), Reader())
     assert sorted(whole) == [path for path, _ in source.objects]
@@ -100,23 +103,47 @@ def test_a_stream_gives_each_sample_once_and_goes_on(folder: Path) -> None:
     assert sorted(begun + rest) == sorted(whole)
 
 
+def test_batches_are_bounded_where_no_size_is_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 10_000
+    for path in folder.rglob("*.txt"):
+        path.write_bytes(b"x" * size)
+    source = SampleSource.from_objects(sorted(map(str, folder.rglob("*.txt"))))
+    asked: list[int] = []
+    read = source.read
+
+    def counted(indexes: Sequence[int]) -> list[Sample]:
+        asked.append(len(indexes))
+        return read(indexes)
+
+    monkeypatch.setattr(source, "read", counted)
+    stream = SampleStream(source, fetch_bytes=4 * size)
+    assert len(samples(stream, Reader())) == COUNT
+    assert asked[0] == 8
+    assert max(asked[1:]) == 4  # as many as `fetch_bytes` holds
+    asked.clear()
+    assert len(samples(SampleStream(source), Reader())) == COUNT
+    assert asked == [8, 64, 64, COUNT - 136]  # small ones are read many at a time
+
+
 def test_a_state_is_of_one_list_and_one_reader(folder: Path) -> None:
-    source = Source.from_prefix(str(folder), glob="**/*.txt")
-    stream = Stream(source, seed=1)
+    source = SampleSource.from_prefix(str(folder), glob="**/*.txt")
+    stream = SampleStream(source, seed=1)
     reading = stream.read(Reader(0, 2, 0, 2, 4))
     taken = [next(reading).path for _ in range(10)]
     state = stream.state_dict()
-    other = Stream(source, seed=1)
+    other = SampleStream(source, seed=1)
     other.load_state_dict(state)
-    whole = samples(Stream(source, seed=1), Reader(0, 2, 0, 2, 4))
+    whole = samples(SampleStream(source, seed=1), Reader(0, 2, 0, 2, 4))
     assert taken + samples(other, Reader(0, 2, 0, 2, 4)) == whole
     other.load_state_dict(state)
     with pytest.raises(ValueError, match="another number of readers"):
         samples(other, Reader(0, 3))
     with pytest.raises(ValueError, match="has seed 1"):
-        Stream(source, seed=2).load_state_dict(state)
+        SampleStream(source, seed=2).load_state_dict(state)
     with pytest.raises(ValueError, match="another list"):
-        Stream(Source.from_prefix(str(folder)), seed=1).load_state_dict(state)
+        SampleStream(SampleSource.from_prefix(str(folder)), seed=1).load_state_dict(state)
 
 
 def test_a_manifest_is_mapped_and_found_in(folder: Path, tmp_path: Path) -> None:
@@ -151,7 +178,7 @@ def test_golden_bytes() -> None:
     [
         (lambda data: data[:50], "too short"),
         (lambda data: b"Nope" + data[4:], "is no manifest"),
-        (lambda data: data[:4] + b"\2" + data[5:], "version 2"),
+        (lambda data: data[:4] + b"\3" + data[5:], "version 3"),
         (lambda data: data[:16] + b"\xff" + data[17:], "damaged"),
         (lambda data: data[:-40] + b"\xff" + data[-39:], "damaged"),
     ],

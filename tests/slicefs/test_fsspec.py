@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import fsspec
 import pytest
@@ -125,16 +124,26 @@ def test_a_url_names_the_volume(made: SliceFSFileSystem, monkeypatch: pytest.Mon
     with fsspec.open("slicefs://my-vol/u/file.txt", "wt") as file:
         file.write("text")
     fs, path = fsspec.core.url_to_fs("slicefs://my-vol/u/file.txt")
-    assert path == "/u/file.txt"
+    assert path == "my-vol:/u/file.txt"
     assert fs.unstrip_protocol(path) == "slicefs://my-vol/u/file.txt"
     assert made.cat("/u/file.txt") == b"text"
-    assert [each["name"] for each in made.glob("/u/*.txt", detail=True).values()] == [path]
-    assert fs.find("slicefs://my-vol/u") == [path]
+    assert list(made.glob("/u/*.txt", detail=True)) == ["/u/file.txt"]
+    for pattern in ("slicefs://my-vol/u/*.txt", "slicefs://my-vol/*/*", "my-vol:/u/f*", path):
+        assert fs.glob(pattern) == fs.find("slicefs://my-vol/u") == [path]
+    assert fs.glob("u/*.txt") == ["/u/file.txt"]
+    assert fs.ls("slicefs://my-vol", detail=False) == [fs._parent(path)] == ["my-vol:/u"]
+    assert fs._parent("my-vol:/u") == fs._strip_protocol("slicefs://my-vol") == "my-vol:/"
+    with fsspec.open(f"slicefs://{path}", volume="my-vol") as file:  # as Hugging Face does
+        assert file.read() == b"text"
     assert fs.modified(path) >= fs.created(path).replace(year=2000)
     fs.mv(path, "/v/moved")
     assert fs.info("/v/moved")["size"] == 4
-    found: Any = fs
-    found.client.close()
+    with pytest.raises(ConfigError, match="of volume my-vol"):
+        fs.cat("slicefs://other/v/moved")
+    with pytest.raises(ConfigError, match="not in volume other"):
+        fsspec.open("slicefs://my-vol/v/moved", volume="other")
+    for each in list(SliceFSFileSystem._cache.values()):
+        each.client.close()
     for each in ("/u", "/v"):
         made.rm(each, recursive=True)
     with pytest.raises(ConfigError, match="name the volume"):

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from slicefs.data.order import Order, Reader, permuted, windows_of
+from slicefs.data.order import Reader, SampleOrder, permuted, windows_of
 
 
 @given(st.integers(0, 200), st.text(max_size=5))
@@ -37,7 +37,7 @@ def test_readers_take_each_sample_once(
     count: int, world: int, workers: int, block: int, window: int, shuffle: bool
 ) -> None:
     windows = windows_of([1] * count, window) if shuffle else None
-    order = Order(count, 7, 3, windows)
+    order = SampleOrder(count, 7, 3, windows)
     taken: Counter[int] = Counter()
     shares = []
     for rank in range(world):
@@ -63,7 +63,7 @@ def test_an_epoch_goes_on_with_other_readers(
 ) -> None:
     """Batches come from a rank's workers in turn, as a DataLoader takes them."""
     block, seen = 3, list[int]()
-    order = Order(count, 1, 0, windows_of([1] * count, 20))
+    order = SampleOrder(count, 1, 0, windows_of([1] * count, 20))
     world, workers = first
     steps = min(batches, count // world // block)
     for rank in range(world):
@@ -83,7 +83,7 @@ def test_an_epoch_goes_on_with_other_readers(
 
 
 def test_a_reader_goes_on_behind_what_it_has_taken() -> None:
-    order, reader = Order(100, 1, 0, windows_of([1] * 100, 10)), Reader(1, 2, 1, 3, 4)
+    order, reader = SampleOrder(100, 1, 0, windows_of([1] * 100, 10)), Reader(1, 2, 1, 3, 4)
     whole = list(order.samples(reader))
     for taken in range(len(whole) + 1):
         assert list(order.samples(reader, 0, False, taken)) == whole[taken:]
@@ -92,7 +92,7 @@ def test_a_reader_goes_on_behind_what_it_has_taken() -> None:
 def test_windows_hold_about_their_size() -> None:
     assert windows_of([], 10) == [0]
     assert windows_of([5, 5, 5, 20, 1], 10) == [0, 2, 3, 4, 5]
-    order = Order(1000, 1, 0, windows_of([1] * 1000, 100))
+    order = SampleOrder(1000, 1, 0, windows_of([1] * 1000, 100))
     at = [order.sample(position) // 100 for position in range(1000)]
     assert all(len(set(at[begin : begin + 100])) == 1 for begin in range(0, 1000, 100))
 
@@ -100,12 +100,12 @@ def test_windows_hold_about_their_size() -> None:
 def test_epochs_and_seeds_differ() -> None:
     windows = windows_of([1] * 50, 25)
     orders = [
-        tuple(Order(50, seed, epoch, windows).samples(Reader()))
+        tuple(SampleOrder(50, seed, epoch, windows).samples(Reader()))
         for seed in (1, 2)
         for epoch in (0, 1)
     ]
     assert len(set(orders)) == 4
     with pytest.raises(IndexError):
-        Order(3).sample(3)
+        SampleOrder(3).sample(3)
     with pytest.raises(ValueError, match="below their counts"):
         Reader(2, 2).require_valid()

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fsmeta.errors import ConfigError
+from slicefs.checkpoint.manager import StepManager
+from slicefs.lifecycle.move import OpenTrees
+from slicefs.stores import s3
 from slicefs.stores.opening import open_tree
+from slicefs.stores.s3 import BucketTree, Links
 from slicefs.stores.tree import Buffer, Entry, Tree
+from tests.support.ceph_cluster import ACCESS_KEY, SECRET_KEY, CephCluster
 
 NAMES = ("a", "a-b", "a.d/x", "a/b", "a0", "dir/one", "dir/sub/two", "é/ü", "odd \udcff name")
 
@@ -171,6 +178,27 @@ def test_a_wrong_url_is_one_line(url: str, text: str, monkeypatch: pytest.Monkey
     assert "\n" not in str(caught.value)
 
 
+def test_a_bucket_that_is_not_there_is_not_waited_for(s3_keys: None) -> None:
+    """Nor is it a tree without files: a program would begin its training anew."""
+    del s3_keys
+    tree = open_tree("s3://slicefs-not-there/x")
+    assert isinstance(tree, s3.S3Tree)
+    calls: list[Callable[[], object]] = [
+        lambda: list(tree.list("")),
+        lambda: tree.stat("a"),
+        lambda: tree.read("a"),
+        lambda: tree.read_ranges([("a", 0, 20 << 20)]),
+        lambda: write(tree, "a"),
+        StepManager(tree).latest,
+    ]
+    for call in calls:
+        with pytest.raises(OSError, match="there is no such bucket") as caught:
+            call()
+        assert not isinstance(caught.value, FileNotFoundError)
+    assert tree.links().stack.retrying.repeats() == 0
+    tree.close()
+
+
 def test_a_volume_is_named_in_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = tmp_path / "volumes"
     profile.write_text("vol redis://:secret@host/1\nbad ftp://x\n")
@@ -178,3 +206,61 @@ def test_a_volume_is_named_in_a_profile(tmp_path: Path, monkeypatch: pytest.Monk
     assert open_tree("slicefs://vol/data/x").url == "redis://host/1#data/x"
     with pytest.raises(ConfigError, match="is no metadata URL"):
         open_tree("slicefs://bad/data")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variable"), [("r2", "R2_ENDPOINT_URL"), ("gs", "GS_ENDPOINT_URL")]
+)
+def test_other_clouds_by_their_endpoints(
+    scheme: str,
+    variable: str,
+    bucket: str,
+    ceph: CephCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, ceph.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    tree = open_tree(f"{scheme}://{bucket}/{tmp_path.name}-{scheme}")
+    data = bytes(range(256)) * (40 << 10)  # more than one part
+    write(tree, "d/large", data)
+    write(tree, "d/small")
+    assert tree.url.startswith(f"{scheme}://")
+    assert [(info.path, info.size) for info in tree.list("d/")] == [
+        ("d/large", len(data)),
+        ("d/small", 1),
+    ]
+    assert tree.read("d/large", 1000, 2000) == data[1000:2000]
+    tree.copy("d/large", "copied")
+    assert tree.read("copied") == data
+    assert tree.remove_tree("") == 3
+    tree.close()
+
+
+def test_threads_that_come_at_once_share_what_is_open(
+    bucket: str, s3_keys: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each made a session of boto3, 0.1 s of processor time, and `ckpt clean` took a minute."""
+    del s3_keys
+    made: list[Links] = []
+
+    class Counted(Links):
+        """Counts."""
+
+        def __init__(self, place: BucketTree) -> None:
+            made.append(self)
+            super().__init__(place)
+
+    monkeypatch.setattr(s3, "Links", Counted)
+    at_once = threading.Barrier(16)
+    with OpenTrees() as trees:
+
+        def look(number: int) -> list[Entry]:
+            at_once.wait()
+            end = trees.endpoint(f"s3://{bucket}/none-{number}")
+            return list(end.tree.list_dir(end.path))
+
+        with ThreadPoolExecutor(16) as threads:
+            assert list(threads.map(look, range(16))) == [[]] * 16
+    assert len(made) == 1

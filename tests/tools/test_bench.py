@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools import bench
-from tools.benchlib import client, delay, procs, redis
+from tools.benchlib import client, delay, procs, redis, sync
 from tools.benchlib.results import (
     OF_RAW,
     RATE,
@@ -23,7 +23,7 @@ from tools.benchlib.results import (
 )
 from tools.benchlib.s3 import S3
 from tools.benchlib.systems import JUICEFS, RCLONE, SLICEFS, adjusted
-from tools.benchlib.volume import Volume
+from tools.benchlib.volume import BenchVolume
 
 
 def test_timings_are_read_from_the_client() -> None:
@@ -90,11 +90,11 @@ def sample() -> Results:
 
 def test_the_table_shows_medians_and_ratios() -> None:
     assert table(sample().rows, "slicefs", ["juicefs"]).splitlines() == [
-        "operation   unit   slicefs  juicefs  × better",
+        "operation   unit   slicefs      spread  juicefs     spread  × better",
         "-- meta",
-        "create      µs/op     20.0     80.0      4.00",
+        "create      µs/op     20.0  10.0..30.0     80.0  40.0..120      4.00",
         "-- bigfile",
-        "read        MB/s         -      500         -",
+        "read        MB/s         -                  500                    -",
     ]
 
 
@@ -119,7 +119,13 @@ def test_commands_are_filled_in_without_a_shell() -> None:
 def test_the_command_line_chooses_systems_and_place(tmp_path: Path) -> None:
     both = bench.parser().parse_args(["meta", "--threads", "1,8", "--dir", str(tmp_path)])
     assert both.threads == (1, 8)
-    assert [system.name for system in bench.chosen_systems(both)] == ["slicefs", "juicefs"]
+    chosen = bench.chosen_systems(both)
+    assert [system.name for system in chosen] == ["slicefs", "slicefs-auto", "juicefs"]
+    assert [system.mount.split()[-2:] for system in chosen[:2]] == [
+        ["--idle-poll", "never"],
+        ["--idle-poll", "auto"],
+    ]
+    assert len({system.meta_urls["redis"] for system in chosen}) == len(chosen)
     assert bench.chosen_directory(both) == tmp_path
     alone = bench.parser().parse_args(["all", "--only", "juicefs"])
     assert [system.name for system in bench.chosen_systems(alone)] == ["juicefs"]
@@ -137,7 +143,8 @@ def test_a_delay_is_refused_where_no_proxy_can_be(capsys: pytest.CaptureFixture[
 def test_who_has_no_librados_goes_through_the_radosgw(tmp_path: Path) -> None:
     server = S3(8000, ceph=tmp_path / "ceph.conf")
     direct, through = (
-        Volume(system, tmp_path, "redis://h/1", server).place() for system in (SLICEFS, JUICEFS)
+        BenchVolume(system, tmp_path, "redis://h/1", server).place()
+        for system in (SLICEFS, JUICEFS)
     )
     assert direct == f"--storage rados --bucket bench --store-option conf={tmp_path}/ceph.conf"
     assert through == "--storage s3 --bucket http://127.0.0.1:8000/bench-juicefs"
@@ -174,3 +181,21 @@ def test_mapped_records_are_each_read_once(tmp_path: Path) -> None:
     client.run("dataloop", "write", path, 1 << 20, 1 << 18)
     (timing,) = client.run("dataloop", "mapped", path, 100 << 10, 99, 1)
     assert (timing.ops, timing.bytes) == (10, 10 * 100 << 10)
+
+
+def test_context_switches_of_both_kinds_count() -> None:
+    status = b"Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n"
+    assert procs.parse_switches(status) == 15
+    assert procs.parse_switches(b"") == 0
+
+
+def test_sync_says_where_it_is_no_slower() -> None:
+    results = Results()
+    for what, ours, peer in (("up", 30.0, 90.0), ("again", 9.0, 9.0), ("down", 50.0, 40.0)):
+        for system, seconds in (("slicefs", ours), ("rclone", peer)):
+            sync.note(results, system, "32", {what: sync.SyncRun(seconds, 1.0, 10)})
+    assert sync.verdicts(results.rows) == [
+        "threads 32, up: no slower than rclone (3.00 ×)",
+        "threads 32, again: no slower than rclone (1.00 ×)",
+        "threads 32, down: slower than rclone (0.80 ×)",
+    ]

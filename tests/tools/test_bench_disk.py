@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tools.benchlib import checkpoint, disk, nothing
-from tools.benchlib.checkpoint import Run
+from tools.benchlib.checkpoint import CheckpointRun
 from tools.benchlib.systems import SLICEFS
-from tools.benchlib.volume import Volume
+from tools.benchlib.volume import BenchVolume
 from tools.benchlib.workloads import MIB, Options
 
 
@@ -51,13 +51,13 @@ def test_a_kernel_that_can_not_is_told_plainly(tmp_path: Path) -> None:
 
 
 def test_what_is_cached_goes_to_a_disk_that_is_given(tmp_path: Path) -> None:
-    volume = Volume(SLICEFS, tmp_path, "redis://h/1", disk=tmp_path / "disk")
+    volume = BenchVolume(SLICEFS, tmp_path, "redis://h/1", disk=tmp_path / "disk")
     assert volume.cache == tmp_path / "disk" / "slicefs" / "cache"
     assert tmp_path / "disk" not in volume.store.parents
 
 
 def test_each_turn_is_beside_the_raw_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    volume = Volume(SLICEFS, tmp_path, "redis://h/1")
+    volume = BenchVolume(SLICEFS, tmp_path, "redis://h/1")
     raw = iter([2.0, 4.0, 1.0] * 2)
     written: list[Path] = []
 
@@ -67,8 +67,8 @@ def test_each_turn_is_beside_the_raw_disk(tmp_path: Path, monkeypatch: pytest.Mo
         return next(raw)
 
     monkeypatch.setattr(checkpoint, "write", write)
-    monkeypatch.setattr(checkpoint, "_run", lambda *_: Run(3.0, 5.0, 0.0))
-    monkeypatch.setattr(Volume, "more_mounts", _one_mount)
+    monkeypatch.setattr(checkpoint, "_run", lambda *_: CheckpointRun(3.0, 5.0, 0.0))
+    monkeypatch.setattr(BenchVolume, "more_mounts", _one_mount)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # nobody mounts anything
     found = [*checkpoint.checkpoint(volume, Options((1,), None, 0, None))]
     stalls = [each.value for each in found if each.operation == "fsync+close: stall in raw disks"]
@@ -79,7 +79,7 @@ def test_each_turn_is_beside_the_raw_disk(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @contextmanager
-def _one_mount(volume: Volume, _count: int) -> Iterator[list[Path]]:
+def _one_mount(volume: BenchVolume, _count: int) -> Iterator[list[Path]]:
     yield [volume.root / "mnt0"]
 
 

@@ -81,6 +81,21 @@ def test_ignored_and_deleted_files_do_not_count(tmp_path: Path) -> None:
         ("fsdata/x.py", "x = '" + "y" * 96 + "'", "2: line-length: 102 characters"),
         ("fsdata/x.py", "x = 1\n" * 499, "501: file-length: 501 lines"),
         ("fsdata/x.py", "def _f():\n" + "    f()\n" * 70, "2: function-length: _f has 71 lines"),
+        (
+            "fsdata/x.py",
+            "class C:\n    'It.'\n" + "    x = 1\n" * 299,
+            "2: class-length: C has 301 lines, at most 300: move a part with state of its own",
+        ),
+        (
+            "fsdata/x.py",
+            "class C:\n    'It.'\n    def _f(self, a, b, c, d, e, *f, g, **h): ...",
+            "4: parameters: C._f has 8 parameters, at most 7: pass a frozen dataclass",
+        ),
+        (
+            "fsdata/x.py",
+            "def _f(pool):\n    pool.on_end = print",
+            "3: late-callback: pool.on_end is set from outside: pass it to the constructor",
+        ),
         ("fsdata/x.py", "def f():\n    pass", "2: docstring: f has no docstring"),
         ("fsdata/x.py", "class C:\n    pass", "2: docstring: class C has no docstring"),
         ("fsdata/x.py", "def broken(:", "2: syntax: invalid syntax"),
@@ -90,6 +105,52 @@ def test_ignored_and_deleted_files_do_not_count(tmp_path: Path) -> None:
 def test_each_rule_fires(tmp_path: Path, path: str, body: str, expected: str) -> None:
     found = report(tmp_path, {**CLEAN, path: DOC + body + "\n"})
     assert any(line.startswith(f"{path}:{expected}") for line in found), found
+
+
+def test_limits_are_kept_at_the_limit_and_by_tests_not_at_all(tmp_path: Path) -> None:
+    long = DOC + "class C:\n    'It.'\n" + "    x = 1\n" * 298
+    many = "    def _f(self, a, b, c, d, e, *f, g): ...\n    @classmethod\n"
+    many += "    def _g(cls, a, b, c, d, e, *f, g): ...\n"
+    over = DOC + "class C:\n    'It.'\n    def f(self, a, b, c, d, e, f, g, h): ...\n"
+    files = {
+        "fsdata/x.py": long,
+        "fsdata/y.py": DOC + "class D:\n    'It.'\n" + many,
+        "tests/test_y.py": over + "    x = 1\n" * 300,
+    }
+    assert report(tmp_path, {**CLEAN, **files}) == []
+
+
+def test_keyword_only_parameters_of_the_library_do_not_count(tmp_path: Path) -> None:
+    named = "(url, *, a=0, b=0, c=0, d=0, e=0, f=0, g=0):\n{0}    'It.'\n"
+    inner = "    def g" + named.format("        ")
+    public = "class C:\n    'It.'\n    def __init__" + named.format("    ")
+    kept = "class _C:\n    def f" + named.format("    ") + "    def _f" + named.format("    ")
+    many = "def h(a, b, c, d, e, f, g, h):\n    'It.'\n"
+    body = public + "def f" + named.format("") + inner + kept + many
+    says = "has 8 parameters, at most 7: pass a frozen dataclass or NamedTuple"
+    files = {"fsdata/x.py": DOC + "def f" + named.format(""), "slicefs/client/x.py": DOC + body}
+    assert report(tmp_path, {**CLEAN, **files}) == [
+        f"fsdata/x.py:2: parameters: f {says}",
+        *(
+            f"slicefs/client/x.py:{line}: parameters: {name} {says}"
+            for line, name in ((8, "f.g"), (11, "_C.f"), (13, "_C._f"), (15, "h"))
+        ),
+    ]
+
+
+def test_an_exception_that_is_no_longer_needed_is_a_violation(tmp_path: Path) -> None:
+    listed = "# why\n\nfsdata/x.py: C\nfsdata/x.py: C.f  # a reason\nfsdata/y.py: g\n"
+    over = DOC + "class C:\n    'It.'\n    def f(self, a, b, c, d, e, f, g, h):\n        'It.'\n"
+    files = {
+        "tools/houselib/exceptions.txt": listed,
+        "fsdata/x.py": over + "    x = 1\n" * 300,
+        "fsdata/y.py": DOC + "def g(a):\n    'It.'\n",
+    }
+    message = "tools/houselib/exceptions.txt:{}: exception: {} keeps its limit: remove this line"
+    assert report(tmp_path, {**CLEAN, **files}) == [message.format(5, "fsdata/y.py: g")]
+    files["fsdata/x.py"] = over
+    gone = [message.format(3, "fsdata/x.py: C"), message.format(5, "fsdata/y.py: g")]
+    assert report(tmp_path, {**CLEAN, **files}) == gone
 
 
 SEMANTICS = "# Semantics\n\n## What holds, and when\n\n"
@@ -102,7 +163,10 @@ SEMANTICS = "# Semantics\n\n## What holds, and when\n\n"
         ("- A. `posix/test_x.py::test_x`", "5: doc-test: posix/test_x.py is not there"),
         ("- A. `meta/test_y.py::test_x`", "5: doc-test: there is no test_x in tests/meta/test_y"),
         ("- A. `meta/test_y.py::test_z`", "5: doc-test: there is no test_z in tests/meta/test_y"),
-        ("- A. `meta/test_y.py`,\n  `…::test_x`", "6: doc-test: there is no test_x in tests/meta"),
+        (
+            "- A. `meta/test_y.py`,\n  `…::test_x`",
+            "6: doc-test: there is no test_x in tests/meta",
+        ),
         ("- A. `…y.py::test_y`", "5: doc-test: …y.py is not there"),
         ("- A. `sim/loads/x.py`", "5: doc-test: sim/loads/x.py is not there"),
         ("[a](notes.md) [b](../fsmeta) [c](#what-holds-and-when) [d](https://x/y#z)", None),
@@ -192,3 +256,60 @@ def test_main_exits_with_one_where_there_are_findings(
     report(tmp_path, {"fsmeta/x.py": "x = 1\n"})
     assert house.main([str(tmp_path)]) == 1
     assert capsys.readouterr().out == "fsmeta/x.py:1: docstring: the module has no docstring\n"
+
+
+def test_two_classes_of_one_name(tmp_path: Path) -> None:
+    twice = DOC + 'class Place:\n    """It."""\n'
+    found = report(tmp_path, {**CLEAN, "fsmeta/a.py": twice, "fsclient/b.py": twice})
+    says = "class Place is defined in fsclient/b.py too: choose another name"
+    assert found == [f"fsmeta/a.py:2: class-twice: {says}"]
+
+
+def test_a_retired_word(tmp_path: Path) -> None:
+    body = DOC + 'def vouches() -> bool:\n    """It."""\n    return True\n'
+    found = report(tmp_path, {**CLEAN, "fsmeta/a.py": body})
+    assert found == [
+        "fsmeta/a.py:2: retired-word: vouches: the glossary says has_leases for vouches"
+    ]
+
+
+def test_a_sentence_about_a_person(tmp_path: Path) -> None:
+    body = DOC + "x = 1  # Nobody reads it.\n"
+    found = report(tmp_path, {**CLEAN, "fsmeta/a.py": body, "docs/notes.md": "Who knows.\n"})
+    says = "name the component or the user"
+    assert found == [
+        f'docs/notes.md:1: private-word: "Who": {says}, and what it does',
+        f'docs/notes.md:1: prose: a sentence begins with "Who": {says}',
+        f'fsmeta/a.py:2: private-word: "Nobody": {says}, and what it does',
+        f'fsmeta/a.py:2: prose: a sentence begins with "Nobody": {says}',
+    ]
+
+
+def test_a_private_word_in_a_sentence(tmp_path: Path) -> None:
+    body = DOC + "x = 1  # Rows that nobody reads; a user who reads is a user.\n"
+    found = report(tmp_path, {**CLEAN, "fsmeta/a.py": body})
+    says = "name the component or the user, and what it does"
+    assert found == [f'fsmeta/a.py:2: private-word: "nobody": {says}']
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ('f(help="Seen by nobody.")', 'private-word: "nobody"'),
+        ('raise OSError(5, f"{x}: somebody has it")', 'private-word: "somebody"'),
+        ('raise OSError("it waits" + (" for him" if x else ""))', 'private-word: "him"'),
+        ('log.warning("a mount %s who died", x)', 'private-word: "who"'),
+        ('log.error("Who knows %s", x)', 'prose: a sentence begins with "Who"'),
+        ('echo.echo(f"{x}: mend it")', 'plain-word: a message says "mend": write "repair"'),
+        ('raise OSError(f"start {x} anew")', 'plain-word: a message says "anew": write "again"'),
+    ],
+)
+def test_a_private_word_in_a_message(tmp_path: Path, statement: str, expected: str) -> None:
+    found = report(tmp_path, {**CLEAN, "fsmeta/a.py": DOC + statement + "\n"})
+    assert f"fsmeta/a.py:2: {expected}" in "\n".join(found)
+
+
+def test_a_message_is_reported_once_and_other_strings_are_not_messages(tmp_path: Path) -> None:
+    body = DOC + 'NAME = "nobody"\nraise OSError(1, log.error(f"{NAME} is anew", NAME == "he"))\n'
+    found = report(tmp_path, {**CLEAN, "fsmeta/a.py": body})
+    assert [each.split(": ")[1] for each in found] == ["plain-word", "private-word"]

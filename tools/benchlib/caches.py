@@ -27,7 +27,7 @@ from pathlib import Path
 
 from tools.benchlib import client, machine, procs
 from tools.benchlib.results import OF_RAW, RATE, Metric
-from tools.benchlib.volume import Volume
+from tools.benchlib.volume import BenchVolume
 from tools.benchlib.workloads import (
     KIB,
     MIB,
@@ -46,7 +46,7 @@ GETS = 500
 VALUES = (KIB, 16 * KIB, 100 * KIB)  # what a tree's page holds several of, and what takes pages
 
 
-def cache(volume: Volume, options: Options) -> Iterator[Metric]:
+def cache(volume: BenchVolume, options: Options) -> Iterator[Metric]:
     """Small files and a large one: from the disk cache, and in plain files beside it."""
     files, size = options.count_or(2000), options.size_mib * MIB
     raw = volume.disk / "raw"
@@ -61,7 +61,7 @@ def cache(volume: Volume, options: Options) -> Iterator[Metric]:
         if state != "warm":
             volume.remount(keep_cache=True)
         if state == "from disk":
-            _drop_pages(raw, volume.cache)
+            drop_pages(raw, volume.cache)
         yield from _both(f"epoch of {files} files, {state}", volume, raw, files)
 
 
@@ -69,7 +69,7 @@ def _sizes(files: int) -> tuple[int, ...]:
     return SMALL_FILE_THREADS, files, SMALL_FILE_BYTES
 
 
-def _both(name: str, volume: Volume, raw: Path, files: int) -> Iterator[Metric]:
+def _both(name: str, volume: BenchVolume, raw: Path, files: int) -> Iterator[Metric]:
     """One state: the small files, then the large one, plain and through the mount."""
     epochs, reads = [], []
     for where in (raw, volume.mountpoint):
@@ -88,7 +88,7 @@ def _both(name: str, volume: Volume, raw: Path, files: int) -> Iterator[Metric]:
     yield Metric(name, spent / (ours.bytes / 1e9), "CPU s/GB")
 
 
-def _fill(volume: Volume, files: int) -> None:
+def _fill(volume: BenchVolume, files: int) -> None:
     """Read everything until the store is not asked any more, and the copies are on the disk."""
     for _ in range(FILLS_MAX):
         before = volume.fetched_bytes()
@@ -119,7 +119,7 @@ def _files(directory: Path) -> Iterator[Path]:
     return (path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def _drop_pages(*directories: Path) -> None:
+def drop_pages(*directories: Path) -> None:
     """Have the kernel forget the pages of all files below; only clean ones can go."""
     os.sync()
     for directory in directories:
@@ -131,7 +131,7 @@ def _drop_pages(*directories: Path) -> None:
                 os.close(fd)
 
 
-def lmdb(volume: Volume, options: Options) -> Iterator[Metric]:
+def lmdb(volume: BenchVolume, options: Options) -> Iterator[Metric]:
     """Random gets from a cold database for each size of values."""
     gets = options.count_or(GETS)
     for length in VALUES:
@@ -160,7 +160,7 @@ def _lmdb(*words: str | int | Path) -> client.Timing:
     return client.parse(done.stdout)[0]
 
 
-def records(volume: Volume, options: Options) -> Iterator[Metric]:
+def records(volume: BenchVolume, options: Options) -> Iterator[Metric]:
     """A mapped file: all its records, shuffled; some pages of it; then all of them once more."""
     size = options.size_mib * MIB
     path = volume.mountpoint / "data.mdb"

@@ -13,17 +13,17 @@ from tools.benchlib.s3 import S3
 
 POOL = "bench"
 STOP_S = 60.0
-# tests/ceph_cluster.py has them, too; tools don't import tests
+# tests/support/ceph_cluster.py has them, too; tools don't import tests
 _ACCESS_KEY = "slicefs-test"
 _SECRET_KEY = "secret-of-the-tests"
 
 
 @contextmanager
 def running(workspace: Path, buckets: Sequence[str], direct: bool) -> Iterator[S3]:
-    """Start a cluster below `workspace` and end it; `direct`: who can go to RADOS itself does."""
+    """Start a cluster below `workspace` and end it; `direct`: systems may use RADOS itself."""
     directory = workspace / "ceph"
     directory.mkdir()
-    command = [sys.executable, "-m", "tests.ceph_cluster", str(directory), POOL, *buckets]
+    command = [sys.executable, "-m", "tests.support.ceph_cluster", str(directory), POOL, *buckets]
     with (
         (workspace / "ceph.log").open("wb") as log,
         subprocess.Popen(

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from tools.benchlib import machine, nothing, procs
 from tools.benchlib.results import Metric
 from tools.benchlib.systems import JUICEFS, RCLONE, SLICEFS, System
-from tools.benchlib.volume import Volume
+from tools.benchlib.volume import BenchVolume
 from tools.benchlib.workloads import MIB, Options
 
 SHARDS: Final = 10
@@ -49,7 +49,7 @@ def writing_back(system: System) -> System:
     return replace(system, mount=system.mount + WRITE_BACK[system.name])
 
 
-class Run(NamedTuple):
+class CheckpointRun(NamedTuple):
     """One checkpoint."""
 
     stall_s: float  # until the program went on
@@ -57,7 +57,7 @@ class Run(NamedTuple):
     early_s: float  # how long before that others saw the marker
 
 
-def checkpoint(volume: Volume, _options: Options) -> Iterator[Metric]:
+def checkpoint(volume: BenchVolume, _options: Options) -> Iterator[Metric]:
     """Ten shards of 19.2 MiB and a marker."""
     sizes = [TOTAL_MIB * MIB // SHARDS] * SHARDS
     for sync in (True, False):
@@ -65,13 +65,13 @@ def checkpoint(volume: Volume, _options: Options) -> Iterator[Metric]:
         yield from _measure(volume, sizes, sync, label)
 
 
-def markers(volume: Volume, options: Options) -> Iterator[Metric]:
+def markers(volume: BenchVolume, options: Options) -> Iterator[Metric]:
     """Many small files and a marker."""
     sizes = [SMALL_BYTES] * options.count_or(SMALL_FILES)
     yield from _measure(volume, sizes, False, f"{len(sizes)} small files")
 
 
-def _measure(volume: Volume, sizes: Sequence[int], sync: bool, label: str) -> Iterator[Metric]:
+def _measure(volume: BenchVolume, sizes: Sequence[int], sync: bool, label: str) -> Iterator[Metric]:
     early = []
     with volume.more_mounts(1) as (other,):
         for turn in range(TIMES):
@@ -99,20 +99,22 @@ def _measure(volume: Volume, sizes: Sequence[int], sync: bool, label: str) -> It
     yield Metric(f"{label}: marker seen too early", max(early), "s early")
 
 
-def _ways(volume: Volume) -> Sequence[str]:
+def _ways(volume: BenchVolume) -> Sequence[str]:
     """How a file system that does nothing is measured: beside ours, and only root can mount it."""
     return nothing.WAYS if volume.system.name == SLICEFS.name and os.geteuid() == 0 else ()
 
 
-def _run(volume: Volume, other: Path, name: str, sizes: Sequence[int], sync: bool) -> Run:
-    watcher = Watcher(other / name / MARKER)
+def _run(
+    volume: BenchVolume, other: Path, name: str, sizes: Sequence[int], sync: bool
+) -> CheckpointRun:
+    watcher = NameWatcher(other / name / MARKER)
     begin = time.monotonic()
     stall = write(volume.mountpoint / name, sizes, sync)
     if not procs.wait_until(lambda: is_stored(volume, name), STORED_S_MAX):
         raise RuntimeError(f"{volume.system.name} does not store {name}")
     durable = time.monotonic() - begin
     early = begin + durable - watcher.seen_at()
-    return Run(stall, durable, early if early > NOTICE_S else 0.0)
+    return CheckpointRun(stall, durable, early if early > NOTICE_S else 0.0)
 
 
 def write(folder: Path, sizes: Sequence[int], sync: bool) -> float:
@@ -138,7 +140,7 @@ def _write_file(path: Path, data: bytes, size: int, sync: bool) -> None:
         os.close(fd)
 
 
-def is_stored(volume: Volume, name: str) -> bool:
+def is_stored(volume: BenchVolume, name: str) -> bool:
     """Whether the store has all that was written, as the system itself knows best."""
     if volume.system.name == SLICEFS.name:
         return os.getxattr(volume.mountpoint / name, "user.slicefs.durable") == b"1"
@@ -148,7 +150,7 @@ def is_stored(volume: Volume, name: str) -> bool:
     return volume.is_stored()
 
 
-class Watcher:
+class NameWatcher:
     """Looks for a name until it is there."""
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,8 @@
 """A proxy that lets every request wait: `python -m tools.benchlib.delay PORT MS UP DOWN COUNT`.
 
-It prints its port, keeps the number of requests in the file COUNT, and forwards bytes, what clients
-say at UP MiB a second for all connections together (0: at once), what the server says at DOWN.
+It prints its port and forwards bytes, what clients say at UP MiB a second for all connections
+together (0: at once), what the server says at DOWN. The file COUNT has the number of requests and,
+behind it, the delay in microseconds, which may be changed there (`S3.set_delay_ms`).
 Where the client speaks after the server has, a request begins, and waits for the delay before its
 first byte goes on; so HTTP clients that keep connections pay once a request, as they do for
 distance. A process of its own, so that it takes no turns from what is measured.
@@ -23,11 +24,12 @@ from tools.benchlib.s3 import S3
 
 CHUNK_BYTES = 1 << 20
 COUNT_BYTES = 8
+FILE_BYTES = 2 * COUNT_BYTES  # the count, and the delay
 PIECE_BYTES = 64 << 10  # of what passes a limit at a time
 LATE_S = 0.02  # a link does not stop because this process was woken late: so much is made up for
 
 
-class _Link:
+class _LimitedLink:
     """A link of limited bandwidth, which connections share."""
 
     def __init__(self, bytes_s: float) -> None:
@@ -43,22 +45,28 @@ class _Link:
             await asyncio.sleep(max(0.0, self._free_at - now))
 
 
-class _Counter:
-    """A number in a file that others read meanwhile."""
+class _SharedNumber:
+    """A number in a file that others read meanwhile, and the delay that they say there."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, delay_s: float) -> None:
         self._count = 0
         with open(path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), COUNT_BYTES)
+            self._map = mmap.mmap(file.fileno(), FILE_BYTES)
+        self._map[COUNT_BYTES:] = round(delay_s * 1e6).to_bytes(COUNT_BYTES, "little")
+
+    @property
+    def delay_s(self) -> float:
+        """How long each request waits from now on."""
+        return int.from_bytes(self._map[COUNT_BYTES:], "little") / 1e6
 
     def add(self) -> None:
         """One more."""
         self._count += 1
-        self._map[:] = self._count.to_bytes(COUNT_BYTES, "little")
+        self._map[:COUNT_BYTES] = self._count.to_bytes(COUNT_BYTES, "little")
 
 
 class _Turn:
-    """Who spoke last on a connection."""
+    """The side that spoke last on a connection."""
 
     def __init__(self) -> None:
         self.server = True
@@ -68,15 +76,14 @@ async def _requests(
     client: asyncio.StreamReader,
     server: asyncio.StreamWriter,
     turn: _Turn,
-    delay_s: float,
-    uplink: _Link,
-    counter: _Counter,
+    uplink: _LimitedLink,
+    counter: _SharedNumber,
 ) -> None:
     while data := await client.read(uplink.piece_bytes):
         if turn.server:
             turn.server = False
             counter.add()
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(counter.delay_s)
         await uplink.carry(len(data))
         server.write(data)
         await server.drain()
@@ -84,7 +91,7 @@ async def _requests(
 
 
 async def _answers(
-    server: asyncio.StreamReader, client: asyncio.StreamWriter, turn: _Turn, downlink: _Link
+    server: asyncio.StreamReader, client: asyncio.StreamWriter, turn: _Turn, downlink: _LimitedLink
 ) -> None:
     while data := await server.read(downlink.piece_bytes):
         turn.server = True
@@ -97,15 +104,15 @@ async def _answers(
 async def _serve(
     port: int, delay_s: float, up_bytes_s: float, down_bytes_s: float, count: str
 ) -> None:
-    counter = _Counter(count)
-    uplink, downlink = _Link(up_bytes_s), _Link(down_bytes_s)
+    counter = _SharedNumber(count, delay_s)
+    uplink, downlink = _LimitedLink(up_bytes_s), _LimitedLink(down_bytes_s)
 
     async def connected(client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
         server, request = await asyncio.open_connection("127.0.0.1", port, limit=CHUNK_BYTES)
         turn = _Turn()
         with suppress(OSError):
             await asyncio.gather(
-                _requests(client, request, turn, delay_s, uplink, counter),
+                _requests(client, request, turn, uplink, counter),
                 _answers(server, answer, turn, downlink),
             )
         for writer in (request, answer):
@@ -130,7 +137,7 @@ def before(
         yield server
         return
     count = workspace / "requests"
-    count.write_bytes(bytes(COUNT_BYTES))
+    count.write_bytes(bytes(FILE_BYTES))
     command = [sys.executable, "-m", "tools.benchlib.delay", *map(str, numbers), str(count)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
         try:

@@ -2,8 +2,8 @@
 
 A volume of a million files through a mount takes minutes, one of ten million an hour. This writes
 the rows of a create straight into the store, hundreds of files a commit, as true to each other as
-those that clients make; nobody else may change the volume meanwhile. A directory that exists gets
-more files.
+those that clients make; no other client may change the volume meanwhile. A directory
+that exists gets more files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _create(txn: Txn, parent: Ino, files: list[tuple[bytes, Ino]], now_ns: int) 
     txn.add(keys.USAGE, keys.INODES, len(files))
     txn.merge(keys.inode_row(parent), keys.VOLATILE_FIELD, inode.touch_parts(now_ns))
     for name, ino in files:
-        attr = inode.new_attr(ino, stat.S_IFREG | 0o644, 0, 0, parent, now_ns)
+        attr = inode.new_attr(ino, stat.S_IFREG | 0o644, (0, 0), parent, now_ns)
         txn.put(keys.inode_row(ino), keys.ATTR_FIELD, inode.pack_attr(attr))
         txn.put(keys.inode_row(ino), keys.VOLATILE_FIELD, inode.pack_volatile(attr))
         txn.put(keys.dir_row(parent), name, keys.pack_dentry(FileType.REG, ino))

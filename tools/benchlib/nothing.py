@@ -1,7 +1,7 @@
 """The least that FUSE costs: the file system of `nothing.c`, mounted while it is measured.
 
-Whoever wants to know why a mount is slower than a disk takes away what a system does, and sees what
-is left: a request for each MiB, through the kernel's pages or past them.
+Why is a mount slower than a disk? This takes away what a system does, and shows what is
+left: a request for each MiB, through the kernel's pages or past them.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 MARK = "SLICEFS_BENCH_MOUNT"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -41,6 +42,37 @@ def parse_cpu_ticks(line: bytes) -> int:
     """utime + stime of a line of /proc/PID/stat; the name in brackets may hold anything."""
     fields = line.rpartition(b")")[2].split()
     return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
+
+
+class ProcessorTime(NamedTuple):
+    """What processes have used so far."""
+
+    user_s: float
+    system_s: float
+    switches: int  # of context, of threads that still run
+
+    def since(self, before: ProcessorTime) -> ProcessorTime:
+        """What was used after `before`."""
+        user_s, system_s = self.user_s - before.user_s, self.system_s - before.system_s
+        return ProcessorTime(user_s, system_s, max(0, self.switches - before.switches))
+
+
+def spent(pids: Collection[int]) -> ProcessorTime:
+    """What `pids` have used so far."""
+    user = system = switches = 0
+    for pid in pids:
+        fields = _read(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].split()
+        user += int(fields[11]) if len(fields) > 12 else 0
+        system += int(fields[12]) if len(fields) > 12 else 0
+        for status in Path(f"/proc/{pid}/task").glob("*/status"):
+            switches += parse_switches(_read(status))
+    return ProcessorTime(user / TICKS_PER_S, system / TICKS_PER_S, switches)
+
+
+def parse_switches(status: bytes) -> int:
+    """Context switches, of either kind, of a thread's /proc/PID/task/TID/status."""
+    lines = [line.split() for line in status.splitlines() if b"ctxt_switches:" in line]
+    return sum(int(words[1]) for words in lines)
 
 
 def peak_rss_bytes(pids: Collection[int]) -> int:
@@ -81,7 +113,7 @@ def end(mark: str, patience_s: float) -> list[int]:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody answers on a loopback port."""
+    """Whether a program answers on a loopback port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 

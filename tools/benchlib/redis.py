@@ -42,13 +42,13 @@ class Redis:
         """Empty the table of which client has read which key; it outlives the clients.
 
         Redis drops some keys with each command, ever more, while the table is larger than it may be
-        and somebody tracks.
+        and a client tracks.
         """
         (limit,) = self.ask("config", "get", "tracking-table-max-keys").splitlines()[1:]
         shrink = ["client tracking on", "config set tracking-table-max-keys 1"]
         script = "\n".join([*shrink, *["ping"] * FORGET_PINGS, "info stats"])
         if parse_info(self._script(script), "tracking_total_keys") > 1:
-            raise RuntimeError("Redis does not forget who has read its keys")
+            raise RuntimeError("Redis still tracks readers of its keys")
         self.ask("config", "set", "tracking-table-max-keys", limit)
 
     def _script(self, lines: str) -> str:

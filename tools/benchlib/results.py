@@ -29,6 +29,11 @@ class Row:
     unit: str
     values: dict[str, list[float]] = field(default_factory=dict)
 
+    def spread(self, system: str) -> str:
+        """The least and the most of a system, where it ran more than once."""
+        values = self.values.get(system, [])
+        return f"{number(min(values))}..{number(max(values))}" if len(values) > 1 else ""
+
     def median(self, system: str) -> float | None:
         """The median over repeats, or None where the system did not run."""
         values = self.values.get(system)
@@ -73,20 +78,21 @@ def number(value: float | None) -> str:
 
 def table(rows: Sequence[Row], ours: str, peers: Sequence[str]) -> str:
     """The rows as aligned text, medians and how many times better than each peer ours is."""
-    columns = [word for peer in peers for word in (peer, "× better")]
-    lines: list[tuple[str, ...]] = [("operation", "unit", ours, *columns)]
+    columns = [word for peer in peers for word in (peer, "spread", "× better")]
+    lines: list[tuple[str, ...]] = [("operation", "unit", ours, "spread", *columns)]
     workload = ""
     for row in rows:
         if row.workload != workload:
             workload = row.workload
-            lines.append((f"-- {workload}", "", "", *[""] * len(columns)))
+            lines.append((f"-- {workload}", "", "", "", *[""] * len(columns)))
         mine = row.median(ours)
         cells = []
         for peer in peers:
             other = row.median(peer)
-            cells += [number(other), number(times_better(row.unit, mine, other))]
-        lines.append((row.operation, row.unit, number(mine), *cells))
-    widths = [max(len(line[column]) for line in lines) for column in range(3 + len(columns))]
+            better = number(times_better(row.unit, mine, other))
+            cells += [number(other), row.spread(peer), better]
+        lines.append((row.operation, row.unit, number(mine), row.spread(ours), *cells))
+    widths = [max(len(line[column]) for line in lines) for column in range(4 + len(columns))]
     return "\n".join(_aligned(line, widths) for line in lines)
 
 

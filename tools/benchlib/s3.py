@@ -26,12 +26,21 @@ class S3:
     port: int
     access_key: str = ACCESS_KEY
     secret_key: str = SECRET_KEY
-    ceph: Path | None = None  # the ceph.conf of what is below it, for those who go there directly
-    count: Path | None = None  # where a proxy keeps the number of requests, 8 bytes
+    ceph: Path | None = None  # the ceph.conf of what is below it, for systems that use it
+    count: Path | None = (
+        None  # a proxy's: the number of requests, and the delay in µs; 8 bytes each
+    )
 
     def requests(self) -> int | None:
-        """How many there were so far; None where nobody counts."""
-        return None if self.count is None else int.from_bytes(self.count.read_bytes(), "little")
+        """How many there were so far; None where requests are not counted."""
+        return None if self.count is None else int.from_bytes(self.count.read_bytes()[:8], "little")
+
+    def set_delay_ms(self, delay_ms: float) -> None:
+        """Let each request wait so long from now on; there is a proxy."""
+        assert self.count is not None, "nothing delays requests"
+        with self.count.open("r+b") as file:
+            file.seek(8)
+            file.write(round(delay_ms * 1000).to_bytes(8, "little"))
 
     def url(self, bucket: str) -> str:
         """Path-style address of a bucket."""
@@ -64,6 +73,10 @@ def running(workspace: Path) -> Iterator[S3]:
     options += [f"-{name}.port={port}" for name, port in ports.items()]
     options += [f"-{name}.port.grpc={port + _ABOVE}" for name, port in ports.items()]
     options += ["-volume.max=100", "-master.volumeSizeLimitMB=1024", "-master.telemetry=false"]
+    options += [
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+    ]  # else all servers of a host want the same
     command = [str(Path(sys.executable).parent / "weed"), "-logtostderr", "server", *options]
     with procs.serving(command, ports["s3"], workspace / "s3.log", START_S):
         yield S3(ports["s3"])

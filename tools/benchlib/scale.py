@@ -19,7 +19,7 @@ from tools.benchlib import client, fill
 from tools.benchlib.redis import Redis
 from tools.benchlib.results import Metric
 from tools.benchlib.systems import SLICEFS
-from tools.benchlib.volume import Volume
+from tools.benchlib.volume import BenchVolume
 from tools.benchlib.workloads import Options
 
 CLIENTS = (1, 2, 4, 8)
@@ -31,7 +31,7 @@ LOAD_DB = 7  # of Redis, for a load
 COMMAND_S_MAX = 1800
 
 
-def crowd(volume: Volume, options: Options) -> Iterator[Metric]:
+def crowd(volume: BenchVolume, options: Options) -> Iterator[Metric]:
     """Creates in one directory by more and more clients."""
     server = _server(options)
     for clients in CLIENTS:
@@ -41,7 +41,9 @@ def crowd(volume: Volume, options: Options) -> Iterator[Metric]:
             )
 
 
-def _crowd(volume: Volume, mounts: Sequence[Path], server: Redis, count: int) -> Iterator[Metric]:
+def _crowd(
+    volume: BenchVolume, mounts: Sequence[Path], server: Redis, count: int
+) -> Iterator[Metric]:
     root = f"crowd-{len(mounts)}"
     for mount in mounts:  # each knows the directory, as it would when it has worked for a while
         client.run("metaloop", mount / root, 1, 1, f"shared+{1000 + mounts.index(mount)}", "create")
@@ -79,7 +81,7 @@ def _stats(mount: Path) -> dict[str, float]:
     return {name: float(value) for name, _, value in pairs}
 
 
-def sizes(volume: Volume, options: Options) -> Iterator[Metric]:
+def sizes(volume: BenchVolume, options: Options) -> Iterator[Metric]:
     """What single calls and whole passes cost as the volume grows."""
     server = _server(options)
     ours = volume.system.name == SLICEFS.name
@@ -103,7 +105,7 @@ def sizes(volume: Volume, options: Options) -> Iterator[Metric]:
         volume.mount()
 
 
-def _grow(volume: Volume, files: int, size: int, label: str, ours: bool) -> Iterator[Metric]:
+def _grow(volume: BenchVolume, files: int, size: int, label: str, ours: bool) -> Iterator[Metric]:
     begin = time.monotonic()
     for number in range(files // FILES_A_DIRECTORY, size // FILES_A_DIRECTORY):
         if ours:
@@ -124,7 +126,9 @@ def _grow(volume: Volume, files: int, size: int, label: str, ours: bool) -> Iter
     yield Metric(f"readdir+lstat, fresh mount, {label}", timing.us_per_op, "µs/op")
 
 
-def _passes(volume: Volume, server: Redis, size: int, label: str, ours: bool) -> Iterator[Metric]:
+def _passes(
+    volume: BenchVolume, server: Redis, size: int, label: str, ours: bool
+) -> Iterator[Metric]:
     """Commands that go through everything."""
     dump = volume.root / "dump"
     commands = {"dump": ["dump", volume.meta_url, str(dump)]}
@@ -143,7 +147,7 @@ def _passes(volume: Volume, server: Redis, size: int, label: str, ours: bool) ->
     dump.unlink()
 
 
-def _command(volume: Volume, words: Sequence[str]) -> None:
+def _command(volume: BenchVolume, words: Sequence[str]) -> None:
     done = subprocess.run(
         [*volume.system.program, *words],
         capture_output=True,

@@ -14,7 +14,7 @@ from typing import Final
 from tools.benchlib import client, machine, procs
 from tools.benchlib.checkpoint import STORED_S_MAX, is_stored
 from tools.benchlib.results import Metric
-from tools.benchlib.volume import Volume
+from tools.benchlib.volume import BenchVolume
 from tools.benchlib.workloads import MIB, SEED, SMALL_FILE_BYTES, SMALL_FILE_THREADS, Options
 
 FILES: Final = 2000
@@ -24,20 +24,20 @@ FOLDER: Final = "small"
 class _Requests:
     """Counts those that a phase made, for each file."""
 
-    def __init__(self, volume: Volume, files: int) -> None:
+    def __init__(self, volume: BenchVolume, files: int) -> None:
         self._volume = volume
         self._files = files
         self._before = volume.requests()
 
     def made(self, name: str) -> Iterator[Metric]:
-        """Since the last call; nothing where nobody counts."""
+        """Since the last call; nothing where they are not counted."""
         now = self._volume.requests()
         if now is not None and self._before is not None:
             yield Metric(f"requests, {name}", (now - self._before) / self._files, "/file")
         self._before = now
 
 
-def smallfiles(volume: Volume, options: Options) -> Iterator[Metric]:
+def smallfiles(volume: BenchVolume, options: Options) -> Iterator[Metric]:
     """Many files of 100 KiB."""
     files = options.count_or(FILES)
     sizes = (volume.mountpoint / FOLDER, SMALL_FILE_THREADS, files, SMALL_FILE_BYTES)

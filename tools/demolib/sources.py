@@ -28,7 +28,7 @@ class NoSource(Exception):
     """Something to work on can't be had; what to do is in the message."""
 
 
-class Source(NamedTuple):
+class SourceArchive(NamedTuple):
     """Files in archives that are unpacked into one directory."""
 
     name: str
@@ -43,7 +43,7 @@ class Source(NamedTuple):
             subprocess.run(command, check=True, capture_output=True)
 
 
-def part(source: Source, pattern: str) -> tuple[Path, trees.Tree]:
+def part(source: SourceArchive, pattern: str) -> tuple[Path, trees.Tree]:
     """The first directory that matches, and what is below it. Raises: NoSource."""
     for top in source.members:
         if top.match(pattern) and len(top.parts) == pattern.count("/") + 1:
@@ -56,7 +56,7 @@ def part(source: Source, pattern: str) -> tuple[Path, trees.Tree]:
     raise NoSource(f"{source.name} has no {pattern}: tell the authors")
 
 
-def sources(cache: Path, offline: bool) -> list[Source]:
+def sources(cache: Path, offline: bool) -> list[SourceArchive]:
     """Both sources. Raises: NoSource."""
     cache.mkdir(parents=True, exist_ok=True)
     python = _fetched(
@@ -72,10 +72,10 @@ def sources(cache: Path, offline: bool) -> list[Source]:
     return [_source(python.name, (python,)), _source(described.stem, archives)]
 
 
-def _source(name: str, archives: tuple[Path, ...]) -> Source:
+def _source(name: str, archives: tuple[Path, ...]) -> SourceArchive:
     """Raises: NoSource."""
     try:
-        return Source(name, archives, trees.members(archives))
+        return SourceArchive(name, archives, trees.members(archives))
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise NoSource(f"{archives[0]} is damaged: remove it and run the demo again") from error
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from tools.demolib import trees
-from tools.demolib.sources import Source
-from tools.demolib.volume import Volume
+from tools.demolib.sources import SourceArchive
+from tools.demolib.volume import DemoVolume
 
 WRITERS: Final = 4
 ROWS: Final = 40  # transactions of each writer
@@ -47,7 +47,7 @@ def run(words: Sequence[str | Path], at: Path) -> str:
     return done.stdout
 
 
-def unpack(source: Source, target: Path) -> str:
+def unpack(source: SourceArchive, target: Path) -> str:
     """Unpack an archive."""
     try:
         source.unpack(target)
@@ -58,7 +58,7 @@ def unpack(source: Source, target: Path) -> str:
     return f"{files:,} files, {size / 1e6:.1f} MB"
 
 
-def compare(source: Source, copy: Path) -> str:
+def compare(source: SourceArchive, copy: Path) -> str:
     """Every member's SHA-256, mode, owner, mtime and link against the archives."""
     links = sum(stat.S_ISLNK(seen.mode) for seen in source.members.values())
     count = trees.compare(source.members, copy)
@@ -135,7 +135,7 @@ def two_mounts(tree: Path, one: Path, two: Path, members: trees.Tree) -> str:
     return f"{entries:,} entries, each right on the other mount"
 
 
-def remove(root: Path, volume: Volume) -> str:
+def remove(root: Path, volume: DemoVolume) -> str:
     """rm -rf; then the blocks go, too."""
     names = [str(path) for path in root.iterdir()]
     run(["rm", "-rf", "--", *names], root)
@@ -149,7 +149,7 @@ def remove(root: Path, volume: Volume) -> str:
     return "no file, no object left"
 
 
-def check(volume: Volume) -> str:
+def check(volume: DemoVolume) -> str:
     """slicefs fsck of what is left: one directory."""
     report = volume.fsck()
     if (report["inodes"], report["objects"], report["problems"]) != (1, 0, []):

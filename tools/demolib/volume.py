@@ -24,7 +24,7 @@ def program() -> list[str]:
     return [beside] if beside else [sys.executable, "-c", _START]
 
 
-class Volume:
+class DemoVolume:
     """SQLite, a directory of blocks and mount points below `base`."""
 
     def __init__(self, base: Path) -> None:

@@ -1,7 +1,7 @@
 """What the documents point at is there: tests, files of tests, links and their anchors.
 
 Called by `tools/house.py`. SEMANTICS names a test for each clause; a test that was renamed would
-leave the clause without proof, and nobody would notice.
+leave the clause without proof, unnoticed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from tools.houselib.tree import Finding, Source
+from tools.houselib.tree import Finding, SourceFile
 
 _QUOTED: Final = re.compile(r"`([^`\s]+)`")
 _TEST: Final = re.compile(r"(…[\w./-]*|[\w./-]+\.py)::([\w:]+)(\[.+\])?")
@@ -24,7 +24,9 @@ _ROOMS: Final = ("", "tests/")  # where documents may mean a file to be
 Names = Mapping[str, frozenset[str]]  # a file's path → the functions in it, methods as Class::name
 
 
-def check_prose(root: Path, paths: Sequence[str], sources: Iterable[Source]) -> Iterator[Finding]:
+def check_prose(
+    root: Path, paths: Sequence[str], sources: Iterable[SourceFile]
+) -> Iterator[Finding]:
     """Tests and links of every Markdown file among `paths` that lead nowhere."""
     there = frozenset(paths)
     names = {source.path: _functions(source) for source in sources if source.top == "tests"}
@@ -38,7 +40,7 @@ def check_prose(root: Path, paths: Sequence[str], sources: Iterable[Source]) -> 
         yield from _links(path, text, there, texts)
 
 
-def _functions(source: Source) -> frozenset[str]:
+def _functions(source: SourceFile) -> frozenset[str]:
     if source.tree is None:
         return frozenset()
     found: set[str] = set()

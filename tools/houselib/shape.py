@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from tools.houselib.tree import Finding, Source
+from tools.houselib.tree import Finding, SourceFile
 
 FUNCTION_LINES_MAX = 70  # one screen
 FILE_LINES_MAX = 500
@@ -22,7 +20,7 @@ _MARK = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(.*)")
 _COMMENT = {".lua": "--", ".sh": "#", ".c": r"//|/\*|^\s*\*", ".h": r"//|/\*|^\s*\*", ".go": "//"}
 
 
-def check_sizes(source: Source) -> Iterator[Finding]:
+def check_sizes(source: SourceFile) -> Iterator[Finding]:
     """Lines, files and functions that are too long for one screen and one thought."""
     lines = source.text.splitlines()
     if len(lines) > FILE_LINES_MAX:
@@ -32,7 +30,7 @@ def check_sizes(source: Source) -> Iterator[Finding]:
         if len(line) > LINE_CHARS_MAX:
             message = f"{len(line)} characters; at most {LINE_CHARS_MAX}"
             yield Finding(source.path, number, "line-length", message)
-    for node in _walk(source):
+    for node in source.nodes:
         if isinstance(node, Function):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES_MAX:
@@ -40,14 +38,14 @@ def check_sizes(source: Source) -> Iterator[Finding]:
                 yield Finding(source.path, node.lineno, "function-length", message)
 
 
-def check_excepts(source: Source) -> Iterator[Finding]:
+def check_excepts(source: SourceFile) -> Iterator[Finding]:
     """`except:` without a class, which also catches KeyboardInterrupt."""
-    for node in _walk(source):
+    for node in source.nodes:
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             yield Finding(source.path, node.lineno, "bare-except", "name what is caught")
 
 
-def check_todos(source: Source) -> Iterator[Finding]:
+def check_todos(source: SourceFile) -> Iterator[Finding]:
     """Marks other than TODO, and TODOs that do not say what is missing."""
     for number, comment in _comments(source):
         marked = _MARK.search(comment)
@@ -61,17 +59,17 @@ def check_todos(source: Source) -> Iterator[Finding]:
             yield Finding(source.path, number, "todo", message)
 
 
-def protocol_methods(sources: Iterable[Source]) -> frozenset[str]:
+def protocol_methods(sources: Iterable[SourceFile]) -> frozenset[str]:
     """Names of the methods that a documented Protocol of the tree declares."""
     names: set[str] = set()
     for source in sources:
-        for node in _walk(source):
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef) and _is_protocol(node) and ast.get_docstring(node):
                 names |= {item.name for item in node.body if isinstance(item, Function)}
     return frozenset(names)
 
 
-def check_docstrings(source: Source, contracts: frozenset[str]) -> Iterator[Finding]:
+def check_docstrings(source: SourceFile, contracts: frozenset[str]) -> Iterator[Finding]:
     """Modules, public classes and public functions that do not say what they are.
 
     A method named in `contracts` is documented by its Protocol. Tests need only the module's and
@@ -85,7 +83,7 @@ def check_docstrings(source: Source, contracts: frozenset[str]) -> Iterator[Find
 
 
 def _undocumented(
-    source: Source, scope: ast.Module | ast.ClassDef, contracts: frozenset[str]
+    source: SourceFile, scope: ast.Module | ast.ClassDef, contracts: frozenset[str]
 ) -> Iterator[Finding]:
     for node in scope.body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -99,7 +97,7 @@ def _undocumented(
 
 
 def _needs_docstring(
-    source: Source, scope: ast.Module | ast.ClassDef, node: Function, contracts: frozenset[str]
+    source: SourceFile, scope: ast.Module | ast.ClassDef, node: Function, contracts: frozenset[str]
 ) -> bool:
     if source.top == "tests" or node.name.startswith("_") or ast.get_docstring(node):
         return False
@@ -114,16 +112,10 @@ def _is_protocol(node: ast.ClassDef) -> bool:
     return "Protocol" in names
 
 
-def _walk(source: Source) -> Iterator[ast.AST]:
-    return iter(()) if source.tree is None else ast.walk(source.tree)
-
-
-def _comments(source: Source) -> Iterator[tuple[int, str]]:
+def _comments(source: SourceFile) -> Iterator[tuple[int, str]]:
     """The comments of a file, as line number and text; docstrings are not comments."""
     if source.tree is not None:
-        for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
-            if token.type == tokenize.COMMENT:
-                yield token.start[0], token.string
+        yield from source.comments
         return
     opening = re.compile(_COMMENT["." + source.path.rsplit(".", 1)[-1]])
     for number, line in enumerate(source.text.splitlines(), 1):

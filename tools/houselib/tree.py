@@ -7,10 +7,14 @@ and ignored files never count.
 from __future__ import annotations
 
 import ast
+import io
 import subprocess
-from collections.abc import Iterable
+import tokenize
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
+from tokenize import COMMENT
 from typing import NamedTuple
 
 CODE_SUFFIXES = frozenset({".py", ".lua", ".c", ".h", ".go", ".sh"})
@@ -30,12 +34,25 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file of code. `tree` is None where it is not Python."""
 
     path: str  # relative to the root, with slashes
     text: str
     tree: ast.Module | None
+
+    @cached_property
+    def nodes(self) -> Sequence[ast.AST]:
+        """The nodes of `tree`, each behind its parent, listed once for all rules."""
+        return () if self.tree is None else list(ast.walk(self.tree))
+
+    @cached_property
+    def comments(self) -> Sequence[tuple[int, str]]:
+        """The comments of Python code, as line number and text; docstrings are not comments."""
+        if self.tree is None:
+            return ()
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return [(token.start[0], token.string) for token in tokens if token.type == COMMENT]
 
     @property
     def module(self) -> str:
@@ -58,7 +75,7 @@ class Source:
 def listed(root: Path) -> list[str]:
     """Paths under `root` that git tracks, or would with `git add .`.
 
-    A clone may belong to another user than the one who runs CI, hence `safe.directory`.
+    A clone may belong to another user than CI's, hence `safe.directory`.
     """
     git = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z"]
     options = ["--cached", "--others", "--exclude-standard"]
@@ -66,9 +83,9 @@ def listed(root: Path) -> list[str]:
     return sorted({path for path in done.stdout.split("\0") if path})
 
 
-def load(root: Path, paths: Iterable[str]) -> tuple[list[Source], list[Finding]]:
+def load(root: Path, paths: Iterable[str]) -> tuple[list[SourceFile], list[Finding]]:
     """Read and parse the code among `paths`; what can't be parsed is a finding."""
-    sources: list[Source] = []
+    sources: list[SourceFile] = []
     findings: list[Finding] = []
     for path in paths:
         file = root / path
@@ -84,5 +101,5 @@ def load(root: Path, paths: Iterable[str]) -> tuple[list[Source], list[Finding]]
             except SyntaxError as error:
                 findings.append(Finding(path, error.lineno or 1, "syntax", error.msg))
                 continue
-        sources.append(Source(path, text, tree))
+        sources.append(SourceFile(path, text, tree))
     return sources, findings

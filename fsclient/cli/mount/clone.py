@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from contextlib import ExitStack
 from typing import Final
 
 import click
 
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.jobs import require_mount, run_job
+from fsclient.cli.options.tell import tell
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 
 _LOOK_S: Final = 0.01
 _COPIED_AT_ONCE: Final = 1 << 40  # the kernel and the mount take as much of it as they like
 _OF_ROOT: Final = ("trusted.", "security.")
-_TOLD_S: Final = 3.0  # news to the own kernel takes a millisecond
+_TOLD_S: Final = 3.0  # the own kernel learns it in a millisecond
 _WHY: Final = {
     errno.EEXIST: "exists already: choose another name",
     errno.ENOSPC: "the volume is full",
@@ -28,17 +29,22 @@ _WHY: Final = {
 }
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "slicefs clone /mnt/vol/dataset /mnt/vol/experiment",
+        "sudo slicefs clone --preserve /mnt/vol/home /mnt/vol/home-copy",
+    )
+)
 @click.argument("source", type=click.Path(exists=True))
 @click.argument("target", type=click.Path())
-@click.option("--preserve", is_flag=True, help="Keep owners and groups; for root.")
+@click.option("--preserve", is_flag=True, help="Keep owners and groups (root only).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def clone(source: str, target: str, preserve: bool, as_json: bool) -> None:
     """Make TARGET a copy of the directory or file SOURCE, both on one SliceFS mount.
 
     No data is copied: both use the same objects until one of them is changed. TARGET appears when
     all of it is there. Modes, times, extended attributes and hard links within SOURCE are kept.
-    What is changed in SOURCE meanwhile may be in TARGET or not.
+    Changes in SOURCE during the copy may be in TARGET or not.
     """
     above, name = os.path.split(os.path.abspath(target))
     if not os.path.isdir(above):
@@ -50,13 +56,13 @@ def clone(source: str, target: str, preserve: bool, as_json: bool) -> None:
     if os.path.realpath(above).startswith(os.path.realpath(source) + os.sep) or os.path.samefile(
         above, source
     ):
-        raise ConfigError(f"{target} is in {source}: choose a place beside it")
+        raise ConfigError(f"{target} is in {source}: choose a place outside of it")
     if not os.path.isdir(source):
         inodes = _clone_file(source, target, preserve)
     else:
         inodes = _clone_tree(source, target, above, name, preserve, as_json)
     if as_json:
-        click.echo(json.dumps({"inodes": inodes}))
+        tell({"inodes": inodes}, source=source, target=target)
     else:
         click.echo(f"{target}: {inodes} inode{'' if inodes == 1 else 's'}")
 
@@ -80,7 +86,7 @@ def _clone_file(source: str, target: str, preserve: bool) -> int:
     if not os.path.isfile(source):
         raise ConfigError(f"{source} is neither a directory nor a file: use `cp -a`")
     if preserve and os.geteuid() != 0:
-        raise ConfigError("--preserve: only root gives files to others")
+        raise ConfigError("--preserve: only root gives files to other users")
     try:
         require_mount(source)
         with ExitStack() as opened:

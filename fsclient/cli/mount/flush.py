@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from typing import Final
 
 import click
 
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import SecondsType, complete_files
+from fsclient.cli.options.tell import tell
 from fsclient.control.durable_xattr import FLUSH_XATTR, WAIT_XATTR
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
@@ -17,23 +18,27 @@ from fsmeta.runtime import SystemRuntime
 _DURABLE: Final = b"1"
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "slicefs flush /mnt/vol", "slicefs flush --wait --timeout 60 /mnt/vol/run/step-1000"
+    )
+)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH…", shell_complete=complete_files)
-@click.option("--wait", is_flag=True, help="Return when it is in the store and seen by others.")
+@click.option("--wait", is_flag=True, help="Wait until it is stored and other clients see it.")
 @click.option(
     "--timeout",
     type=SecondsType(0, 86400 * 7),
     default=None,
     metavar="SECONDS",
-    help="With --wait: give up after so long.",
+    help="With --wait: give up after this time.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def flush(paths: tuple[str, ...], wait: bool, timeout: float | None, as_json: bool) -> int:
     """Store what was written to PATH, a file, a directory or a whole mount.
 
-    Open files are flushed. With write-back others see it some time later; exit code 1 says that
-    they do not yet. Of a directory all that is published in order with it counts, which by default
-    is its tree below the root of the mount.
+    Open files are flushed. With write-back other clients see the data some time later; exit code 1
+    says that they do not see it yet. For a directory this covers everything that is published in
+    order with it: by default the whole tree below the same top directory of the mount.
     """
     if timeout is not None and not wait:
         raise ConfigError("--timeout is for --wait: add it, or leave this out")
@@ -48,7 +53,7 @@ def flush(paths: tuple[str, ...], wait: bool, timeout: float | None, as_json: bo
             waiting.append(path)
     if as_json:
         shown = [{"path": path, "stored": path not in waiting} for path in paths]
-        click.echo(json.dumps(shown, indent=2))
+        tell({"files": shown}, paths=paths)
         return 1 if waiting else 0
     for path in waiting:
         click.echo(f"slicefs: {path}: not in the store yet", err=True)

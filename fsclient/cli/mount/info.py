@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -14,14 +13,17 @@ import click
 from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import complete_files
 from fsclient.cli.options.progress import ProgressLine
+from fsclient.cli.options.tell import tell
 from fsclient.control.info_xattr import ask
 from fsclient.control.warmup_client import caches, look, share, where
 from fsclient.trees.summary import Summary, summarize
 from fsclient.volume.units import format_size
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
+from fsmeta.types import SliceKind
 
 LINES_MAX: Final = 100  # of chunks and slices, unless --all
+_NO_SLICES: Final = {SliceKind.HOLE.value: "hole", SliceKind.RESERVED.value: "reserved"}
 
 
 @click.command(
@@ -29,8 +31,10 @@ LINES_MAX: Final = 100  # of chunks and slices, unless --all
 )
 @click.argument("path", type=click.Path(), shell_complete=complete_files)
 @click.option("-r", "--recursive", is_flag=True, help="Count what is below PATH, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: everything.")
-@click.option("--all", "every", is_flag=True, help=f"More than the first {LINES_MAX} slices.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option(
+    "--all", "every", is_flag=True, help=f"Show all slices, not only the first {LINES_MAX}."
+)
 def info(path: str, recursive: bool, as_json: bool, every: bool) -> int:
     """Show inode, parents, ACLs, flags, chunks and slices of PATH on a SliceFS mount."""
     if not path:  # an unset variable, most likely
@@ -40,10 +44,10 @@ def info(path: str, recursive: bool, as_json: bool, every: bool) -> int:
     cached = _cached(path, first["size"])
     below = _below(path) if recursive else None
     if as_json:
-        shown = {"path": path, **_whole(first, pages), "cached": cached}
+        shown: dict[str, Any] = {**_whole(first, pages), "cached": cached}
         if below is not None:
             shown["below"] = below.plain()
-        click.echo(json.dumps(shown))
+        tell(shown, path=path)
         return 1 if below is not None and below.failed else 0
     _print(path, first)
     if below is not None:
@@ -138,7 +142,8 @@ def _lines(pages: Iterable[dict[str, Any]]) -> Iterator[str]:
                 yield f"chunk {before}"
             for each in chunk["slices"]:
                 end = each["pos"] + each["length"]
-                yield f"  {each['pos']:>9}..{end:<9} slice {each['id']} at {each['off']}"
+                what = _NO_SLICES.get(each["kind"]) or f"slice {each['id']} at {each['off']}"
+                yield f"  {each['pos']:>9}..{end:<9} {what}"
 
 
 def _why(error: OSError) -> str:

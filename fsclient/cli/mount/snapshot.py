@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import click
 
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.jobs import require_mount, run_job
+from fsclient.cli.options.tell import tell
 from fsclient.kernel.snapshot_view import SNAPSHOT_XATTR
 from fsclient.volume.units import format_size
 from fsmeta.errors import ConfigError
@@ -35,24 +37,37 @@ _directory = click.argument("path", type=click.Path(exists=True, file_okay=False
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group("snapshot")
+@click.group(
+    "snapshot",
+    epilog=examples(
+        "slicefs snapshot create /mnt/vol/dataset v1",
+        "slicefs snapshot list --json /mnt/vol/dataset",
+    ),
+)
 def snapshot() -> None:
-    """Keep what a directory on a mount is like now.
+    """Keep the present state of a directory on a mount.
 
-    PATH/.snapshots/NAME shows it, and nobody can change it. Its data is shared. Taking and deleting
-    snapshots is root's; a directory that has some can't be removed.
+    PATH/.snapshots/NAME shows it, read-only. Its data is shared. Only root takes and deletes
+    snapshots. A directory that has snapshots can't be removed.
     """
 
 
-@snapshot.command("create")
+@snapshot.command(
+    "create",
+    short_help="Take a snapshot of a directory.",
+    epilog=examples(
+        "slicefs snapshot create /mnt/vol/dataset", "slicefs snapshot create /mnt/vol/dataset v1"
+    ),
+)
 @_directory
 @click.argument("name", default="")
 @_as_json
 def create(path: str, name: str, as_json: bool) -> None:
     """Take a snapshot of the directory PATH; by default NAME is the time in UTC.
 
-    What this mount was given to write is stored first, and published where it writes back. CHANGED
-    says how much changed while the tree was read: with 0 all of it is of one moment.
+    Data that was written through this mount is stored first, and published if the mount writes
+    back. CHANGED is the number of changes while the tree was read: with 0 the snapshot shows the
+    tree at one moment.
     """
     if not name:
         name = datetime.fromtimestamp(SystemRuntime().now_ns() / 10**9, UTC).strftime(_TIME)
@@ -61,10 +76,19 @@ def create(path: str, name: str, as_json: bool) -> None:
     code = report["errno"]
     if code:
         raise ConfigError(f"{path} {_WHY.get(code, os.strerror(code))}")
-    _print([_describe(path, name)], as_json, one=True)
+    made = _describe(path, name)
+    if as_json:
+        tell({"snapshot": made}, path=path)
+    else:
+        _print([made])
 
 
-@snapshot.command("list")
+@snapshot.command(
+    "list",
+    epilog=examples(
+        "slicefs snapshot list /mnt/vol/dataset", "slicefs snapshot list --json /mnt/vol/dataset"
+    ),
+)
 @_directory
 @_as_json
 def list_(path: str, as_json: bool) -> None:
@@ -74,56 +98,65 @@ def list_(path: str, as_json: bool) -> None:
     except OSError as error:
         raise ConfigError(f"{path} is not on a SliceFS mount") from error
     try:
-        names = os.listdir(_shelf(path))
+        names = os.listdir(_snapshot_dir(path))
     except FileNotFoundError:
         names = []
     found = sorted((_describe(path, each) for each in names), key=lambda each: each["created"])
-    _print(found, as_json)
+    if as_json:
+        tell({"snapshots": found}, path=path)
+    else:
+        _print(found)
 
 
-@snapshot.command("delete")
+@snapshot.command(
+    "delete",
+    epilog=examples(
+        "slicefs snapshot delete /mnt/vol/dataset v1",
+        "slicefs snapshot delete --json /mnt/vol/dataset v1",
+    ),
+)
 @_directory
 @click.argument("name")
 @_as_json
 def delete(path: str, name: str, as_json: bool) -> None:
     """Delete the snapshot NAME of the directory PATH.
 
-    It is gone at once; what it takes up becomes free in the background.
+    It disappears at once; its space becomes free in the background.
     """
     if not name or "/" in name or name in (".", ".."):
         raise ConfigError(f"{name or 'the name'} is no name of a snapshot")
     _describe(path, name)
     try:
-        os.rmdir(os.path.join(_shelf(path), name))
+        os.rmdir(os.path.join(_snapshot_dir(path), name))
     except OSError as error:
         whose = error.errno in (errno.EPERM, errno.EACCES)
         why = "that is root's to do" if whose else error.strerror
         raise ConfigError(f"snapshot {name} of {path} can't be deleted: {why}") from error
-    click.echo(json.dumps({"deleted": name}) if as_json else f"{name} is deleted")
+    if as_json:
+        tell({"deleted": name}, path=path)
+    else:
+        click.echo(f"{name} is deleted")
 
 
-def _shelf(path: str) -> str:
+def _snapshot_dir(path: str) -> str:
     return os.path.join(path, os.fsdecode(SHELF_NAME))
 
 
 def _describe(path: str, name: str) -> dict[str, Any]:
     """What is known of a snapshot. Raises: ConfigError."""
     try:
-        value = os.getxattr(os.path.join(_shelf(path), name), SNAPSHOT_XATTR)
+        value = os.getxattr(os.path.join(_snapshot_dir(path), name), SNAPSHOT_XATTR)
     except OSError as error:
-        if os.path.lexists(_shelf(path)) and error.errno == errno.ENODATA:
+        if os.path.lexists(_snapshot_dir(path)) and error.errno == errno.ENODATA:
             why = "there is a file of its own that is called .snapshots: rename it"
         else:
             why = f"see `slicefs snapshot list {path}`"
         raise ConfigError(f"{path} has no snapshot {name}: {why}") from error
     found: dict[str, Any] = json.loads(value)
-    return {**found, "path": os.path.join(_shelf(path), name)}
+    return {**found, "path": os.path.join(_snapshot_dir(path), name)}
 
 
-def _print(found: list[dict[str, Any]], as_json: bool, one: bool = False) -> None:
-    if as_json:
-        click.echo(json.dumps(found[0] if one else found, indent=2))
-        return
+def _print(found: list[dict[str, Any]]) -> None:
     rows = [_HEAD, *map(_row, found)]
     widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
     for row in rows:

@@ -6,33 +6,40 @@ import json
 import os
 import select
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import complete_directories
 from fsclient.cli.options.progress import ProgressLine
 from fsclient.fuse.mount import mount as kernel
-from fsclient.mount.exit_status import LEFT, ExitRecord, left_by, open_testament, read_testament
+from fsclient.kernel.xattr_names import STREAMS_XATTR
+from fsclient.mount.exit_status import LEFT, ExitRecord, left_by, open_exit_record, read_exit_record
 from fsclient.volume.units import format_size
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 
 UMOUNT_WAIT_S: Final = 60.0  # how long umount waits for a client that stores nothing meanwhile
+STREAMS_WAIT_S: Final = 5.0  # how long readers of the access log may take to close it
+STREAMS_LOOK_S: Final = 0.05
 LOOK_S: Final = 1.0  # between looks at what is left
-SILENT_S: Final = 3.0  # after this umount says for whom it waits, where that can be told
-ASK_WAIT_S: Final = 10.0  # how long a client may take to say who it is; a stopped one never does
+SILENT_S: Final = 3.0  # after this umount names the process that it waits for, if known
+ASK_WAIT_S: Final = 10.0  # how long a client may take to identify itself; a stopped one never does
 _CONFIG_BYTES_MAX: Final = 1 << 16
 
 
-@click.command()
+@click.command(epilog=examples("slicefs umount /mnt/vol", "slicefs umount --lazy /mnt/vol"))
 @click.argument("mountpoint", shell_complete=complete_directories)
-@click.option("-l", "--lazy", is_flag=True, help="Detach now, end when nobody uses it any more.")
+@click.option(
+    "-l", "--lazy", is_flag=True, help="Detach now; the client ends when no program uses the mount."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def umount(mountpoint: str, lazy: bool, as_json: bool) -> int:
     """Unmount MOUNTPOINT; returns when everything is stored and the client has left.
 
-    Exit code 3: it is unmounted, and not all is stored: a journal on this host has the rest.
+    Exit code 3: the volume is unmounted, but a part is not in the store yet: a journal on this
+    host has it.
     """
     if not mountpoint:  # an unset variable, most likely
         raise ConfigError("the mount point is empty: name a directory")
@@ -40,16 +47,16 @@ def umount(mountpoint: str, lazy: bool, as_json: bool) -> int:
     if info is None or info.fstype != kernel.FUSE_TYPE:
         raise ConfigError(f"{mountpoint} is not a SliceFS mount: see `findmnt -t fuse.slicefs`")
     config = {} if lazy else _ask_config(info.mountpoint)
-    pid = None if lazy else _server(info, config)
-    watch = None if pid is None else _watch(pid)
-    said = None if watch is None or pid is None else open_testament(pid)
+    serving = None if lazy else _serving(info, config)
+    watch = None if serving is None else _watch(serving.last)
+    said = None if watch is None or serving is None else open_exit_record(serving.last)
     staging = config.get("staging")
     try:
         others = kernel.find_holders(info).keys() - {info.id}  # which is given away at once, too
-        kernel.umount(info.mountpoint, lazy)
-        if watch is not None and pid is not None:
-            _await_end(watch, pid, info, others)
-        parting = None if said is None else read_testament(said)
+        _unmount(info.mountpoint, lazy)
+        if watch is not None and serving is not None:
+            _await_end(watch, serving.client, info, others)
+        parting = None if said is None else read_exit_record(said)
         left = staging if isinstance(staging, str) and _has_log(staging) else None
         if as_json:
             shown = {"mountpoint": info.mountpoint, "volume": info.source, "unstored": left}
@@ -65,6 +72,34 @@ def umount(mountpoint: str, lazy: bool, as_json: bool) -> int:
         for fd in (watch, said):
             if fd is not None:
                 os.close(fd)
+
+
+def _unmount(mountpoint: str, lazy: bool) -> None:
+    """Unmount; readers of the access log do not keep it. Raises: ConfigError."""
+    try:
+        kernel.umount(mountpoint, lazy)
+        return
+    except ConfigError:
+        if lazy or not _end_streams(mountpoint):
+            raise
+    runtime = SystemRuntime()
+    deadline = runtime.monotonic() + STREAMS_WAIT_S
+    while True:
+        runtime.sleep(STREAMS_LOOK_S)
+        try:
+            kernel.umount(mountpoint)
+            return
+        except ConfigError:
+            if runtime.monotonic() > deadline:
+                raise
+
+
+def _end_streams(mountpoint: str) -> bool:
+    """Have readers of the access log find its end; False where there are none."""
+    try:
+        return int(os.getxattr(mountpoint, STREAMS_XATTR)) > 0
+    except (OSError, ValueError):  # it is of another version, or not ours to ask
+        return False
 
 
 def _require_all_stored(parting: ExitRecord) -> None:
@@ -83,11 +118,35 @@ def _resolved(mountpoint: str) -> str:
     return os.path.realpath(mountpoint)
 
 
-def _server(info: kernel.MountInfo, config: dict[str, Any]) -> int | None:
-    """The process that serves the mount, which says `config`; None where that can't be told."""
+class ServingProcesses(NamedTuple):
+    """The processes of a mount: the client, and the one that ends last, which may be another."""
+
+    last: int
+    client: int
+
+
+def _serving(info: kernel.MountInfo, config: dict[str, Any]) -> ServingProcesses | None:
+    """Those of a mount that says `config`; None where that can't be told."""
     found = kernel.find_servers(info)
-    pid = found[0] if len(found) == 1 else config.get("pid")
-    return pid if isinstance(pid, int) else None
+    supervisor, pid = config.get("supervisor"), config.get("pid")
+    if pid not in found:  # its ids are a container's, or it did not answer
+        pairs = [(_parent(each), each) for each in found if _parent(each) in found]
+        if len(pairs) == 1:  # else some are of a mount that has gone, see `find_servers`
+            return ServingProcesses(*pairs[0])
+    if isinstance(supervisor, int) and isinstance(pid, int):  # both have the descriptor
+        return ServingProcesses(supervisor, pid)
+    if len(found) == 1:
+        return ServingProcesses(found[0], pid if isinstance(pid, int) else found[0])
+    return ServingProcesses(pid, pid) if isinstance(pid, int) else None
+
+
+def _parent(pid: int) -> int:
+    """The parent of a process; 0 where it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _watch(pid: int) -> int | None:
@@ -95,7 +154,7 @@ def _watch(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
     except OSError:
-        return None  # it has died, or lives where we can't see it: there is nobody to wait for
+        return None  # it has died, or is out of sight: there is no process to wait for
 
 
 def _ask_config(mountpoint: str) -> dict[str, Any]:
@@ -109,7 +168,7 @@ def _ask_config(mountpoint: str) -> dict[str, Any]:
             with open(os.path.join(mountpoint, ".config"), "rb", buffering=0) as config:
                 found[0] = config.read(_CONFIG_BYTES_MAX) or b""
         except OSError:
-            pass  # there is nobody any more
+            pass  # the client is gone
         answered.set()
 
     runtime.spawn("ask", ask)
@@ -155,7 +214,7 @@ def await_stored(pidfd: int, pid: int) -> int | None:
 
 
 def _holder(info: kernel.MountInfo, mounts: Collection[int]) -> kernel.MountHolder | None:
-    """Who has one of these mounts still; others may have got the device number since."""
+    """A process that still has one of these mounts; the device number may be another's by now."""
     found = kernel.find_holders(info)
     return next((found[each] for each in found if each in mounts), None)
 

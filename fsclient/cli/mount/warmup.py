@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import click
 
+from fsclient.cli.options.arguments import command
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import complete_files
 from fsclient.cli.options.progress import ProgressLine, bar
+from fsclient.cli.options.tell import tell_line
 from fsclient.control.warmup_client import (
     CachedShare,
-    Done,
     Gone,
-    Run,
+    WarmedFile,
+    WarmupRun,
     caches,
     pattern,
     share,
@@ -38,7 +41,7 @@ LINES_MAX: Final = 100  # files that `--check` lists, unless --all
 INCOMPLETE: Final = 3  # exit code of `--check`
 
 
-class Wish(NamedTuple):
+class WarmupOptions(NamedTuple):
     """What the command line asks for."""
 
     verb: str
@@ -51,7 +54,7 @@ class Wish(NamedTuple):
 class WarmupTotals:
     """What became of all files. Threading: `done` and `failed` from any thread."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: WarmupOptions) -> None:
         self.wish = wish
         self.files = self.bytes = 0
         self.counts: dict[str, int] = {}
@@ -71,14 +74,14 @@ class WarmupTotals:
         if len(self.failures) < NAMED:
             self.failures.append((path, why))
 
-    def done(self, done: Done) -> None:
-        """A file is through. Raises: OSError where nobody reads what is printed."""
+    def done(self, done: WarmedFile) -> None:
+        """A file is through. Raises: OSError where no process reads what is printed."""
         with self._lock:
             self._count(done)
             if self.wish.verb == "check":
                 self._list(done)
 
-    def _count(self, done: Done) -> None:
+    def _count(self, done: WarmedFile) -> None:
         self.files += 1
         self.bytes += done.found.size
         for name, count in done.counts.items():
@@ -92,12 +95,12 @@ class WarmupTotals:
         else:
             self.whole_files += 1
 
-    def _list(self, done: Done) -> None:
+    def _list(self, done: WarmedFile) -> None:
         """A line for a file that was looked at."""
         data, cached = done.counts.get("data", 0), done.counts.get("cached", 0)
         if self.wish.as_json:
             shown = {"path": done.found.path, "size": done.found.size, **where(done.counts)}
-            click.echo(json.dumps({**shown, "disks": done.disks}))
+            tell_line({**shown, "disks": done.disks})
             return
         self._listed += 1
         if self._listed <= LINES_MAX or self.wish.every:
@@ -107,7 +110,40 @@ class WarmupTotals:
             click.echo("… more: --all lists them")
 
 
-@click.command()
+@dataclass(frozen=True, kw_only=True)
+class WarmupArguments:
+    """The command line of `slicefs warmup`."""
+
+    paths: tuple[str, ...]
+    list_file: str | None
+    globs: tuple[str, ...]
+    threads: int
+    metadata_only: bool
+    memory: bool
+    page_cache: bool
+    check: bool
+    evict: bool
+    background: bool
+    log_file: str | None
+    every: bool
+    as_json: bool
+
+    @property
+    def verb(self) -> str:
+        """What a mount does with each file."""
+        if self.metadata_only:
+            return "meta"
+        if self.check:
+            return "check"
+        return "evict" if self.evict else "disk"
+
+
+@command(
+    WarmupArguments,
+    epilog=examples(
+        "slicefs warmup /mnt/vol/dataset", "slicefs warmup --check --json /mnt/vol/dataset"
+    ),
+)
 @click.argument("paths", nargs=-1, metavar="[PATH]…", shell_complete=complete_files)
 @click.option(
     "--file",
@@ -117,7 +153,9 @@ class WarmupTotals:
     shell_complete=complete_files,
     help="A file of paths, or - for stdin.",
 )
-@click.option("--glob", "globs", multiple=True, metavar="PATTERN", help="Only files named so.")
+@click.option(
+    "--glob", "globs", multiple=True, metavar="PATTERN", help="Only files that match this pattern."
+)
 @click.option(
     "--threads",
     "-p",
@@ -126,53 +164,38 @@ class WarmupTotals:
     show_default=True,
     help="Requests at a time.",
 )
-@click.option("--metadata-only", is_flag=True, help="Names, attributes and slices; no data.")
-@click.option("--memory", is_flag=True, help="The mount's memory cache, too.")
-@click.option("--page-cache", is_flag=True, help="The kernel's page cache, too.")
-@click.option("--check", is_flag=True, help="Tell what is cached where; fetch nothing.")
-@click.option("--evict", is_flag=True, help="Remove it from the caches.")
+@click.option("--metadata-only", is_flag=True, help="Fetch names, attributes and slices; no data.")
+@click.option("--memory", is_flag=True, help="Also the mount's memory cache.")
+@click.option("--page-cache", is_flag=True, help="Also the kernel's page cache.")
+@click.option("--check", is_flag=True, help="Show what is cached where; fetch nothing.")
+@click.option("--evict", is_flag=True, help="Remove the files from the caches.")
 @click.option("--background", "-b", is_flag=True, help="Return at once; the summary goes to --log.")
 @click.option(
-    "--log", "log_file", metavar="FILE", shell_complete=complete_files, help="With --background."
+    "--log", "log_file", metavar="FILE", shell_complete=complete_files, help="File for the summary."
 )
 @click.option("--all", "every", is_flag=True, help=f"With --check: more than {LINES_MAX} files.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def warmup(
-    paths: tuple[str, ...],
-    list_file: str | None,
-    globs: tuple[str, ...],
-    threads: int,
-    metadata_only: bool,
-    memory: bool,
-    page_cache: bool,
-    check: bool,
-    evict: bool,
-    background: bool,
-    log_file: str | None,
-    every: bool,
-    as_json: bool,
-) -> int:
+def warmup(args: WarmupArguments) -> int:
     """Fill the disk caches of a mount with files, or with all files below directories.
 
-    What is cached is not fetched again, so an interrupted warmup goes on where it was. It may run
-    while the mount is used. Exit code 1 says that some of it could not be cached, and which; with
-    --check 3 says that not all of it is.
+    Files that are cached are not fetched again, so an interrupted warmup continues where it was.
+    It may run while the mount is used. Exit code 1: some files could not be cached; the output
+    names them. Exit code 3, with --check: not all files are cached.
     """
-    if metadata_only + check + evict > 1:
+    if args.metadata_only + args.check + args.evict > 1:
         raise click.UsageError("choose one of --metadata-only, --check and --evict")
-    if (memory or page_cache) and (metadata_only or check):
-        raise click.UsageError("--memory and --page-cache are for warming and --evict")
-    if log_file and not background:
+    if (args.memory or args.page_cache) and (args.metadata_only or args.check):
+        raise click.UsageError("--memory and --page-cache are for filling caches and for --evict")
+    if args.log_file and not args.background:
         raise click.UsageError("--log is for --background")
-    verb = "meta" if metadata_only else "check" if check else "evict" if evict else "disk"
-    wish = Wish(verb, memory, page_cache, as_json, every)
-    tops, patterns = _places(paths, list_file, globs)
+    wish = WarmupOptions(args.verb, args.memory, args.page_cache, args.as_json, args.every)
+    tops, patterns = _places(args.paths, args.list_file, args.globs)
     mounts = _Mounts(wish)
     for top in tops:
         mounts.require(top)
-    job = _Job(wish, mounts, threads, list_file, tops, patterns)
-    if background:
-        return _in_background(job, log_file or default_log())
+    job = _WarmupJob(wish, mounts, args.threads, args.list_file, tops, patterns)
+    if args.background:
+        return _in_background(job, args.log_file or default_log())
     return job.run()
 
 
@@ -194,7 +217,7 @@ def _places(
 class _Mounts:
     """What is known of the mounts that paths are on."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: WarmupOptions) -> None:
         self._wish = wish
         self._known: dict[int, dict[str, Any]] = {}
         self._paths: dict[int, str] = {}
@@ -209,7 +232,7 @@ class _Mounts:
         if wish.verb == "disk" and not found["disks"] and not (wish.memory or wish.pages):
             raise ConfigError(
                 f"{path}: this mount has no disk cache: mount with --cache-dir, "
-                "or say --memory or --page-cache"
+                "or add --memory or --page-cache"
             )
         self._known[device], self._paths[device] = found, path
 
@@ -252,18 +275,18 @@ class _Ahead:
                 if self._ended.is_set():
                     return
         except (ConfigError, OSError):
-            return  # who does it meets it, too, and says so
+            return  # the warmup itself meets the error, too, and reports it
         self.total = total
 
     def end(self) -> None:
-        """Nobody wants to know any more."""
+        """Stop counting."""
         self._ended.set()
 
 
-class _Job(NamedTuple):
+class _WarmupJob(NamedTuple):
     """All that is to be done."""
 
-    wish: Wish
+    wish: WarmupOptions
     mounts: _Mounts
     threads: int
     list_file: str | None
@@ -274,7 +297,7 @@ class _Job(NamedTuple):
         """Do it, and say what became of it; the exit code. Raises: ConfigError, OSError."""
         runtime = SystemRuntime()
         totals = WarmupTotals(self.wish)
-        run = Run(
+        run = WarmupRun(
             runtime, self._verb, self.threads, self.mounts.roots, totals.done, self.wish.pages
         )
         progress = ProgressLine(runtime)
@@ -306,7 +329,7 @@ class _Job(NamedTuple):
         if stopped:
             raise ConfigError(stopped)
         if self.patterns and not totals.files:
-            raise ConfigError("--glob: no file has such a name")
+            raise ConfigError("--glob: no file matches")
         if totals.failed_files:
             return 1
         whole = totals.counts.get("data", 0) == totals.counts.get("cached", 0)
@@ -321,7 +344,7 @@ class _Job(NamedTuple):
         return "both" if self.wish.memory else "disk"
 
     def _ahead(self, runtime: Runtime) -> _Ahead | None:
-        """Who counts for the bar; nobody can where a list comes through a pipe."""
+        """The count for the bar; None where a list comes through a pipe and can't be read twice."""
         if self.list_file == "-":
             return None
         return _Ahead(runtime, self._files(lambda _path, _why: None))
@@ -356,7 +379,7 @@ class _Job(NamedTuple):
             more = totals.failed_files - len(totals.failures)
             click.echo(f"slicefs: … and {more} more", err=True)
         if self.wish.as_json:
-            click.echo(json.dumps(_summary(totals, seconds, evictions)))
+            tell_line(_summary(totals, seconds, evictions), paths=self.tops)
             return
         for name, text in _lines(totals, seconds):
             click.echo(f"{name:<11} {text}")
@@ -364,11 +387,11 @@ class _Job(NamedTuple):
         if evictions and wanted > self.mounts.limit():
             click.echo(
                 f"slicefs: more than the cache holds ({format_size(self.mounts.limit())}): "
-                "what came first has made room; raise --cache-size",
+                "the first files were evicted; raise --cache-size",
                 err=True,
             )
         elif evictions:
-            click.echo(f"slicefs: {evictions} copies of other blocks have made room", err=True)
+            click.echo(f"slicefs: {evictions} copies of other blocks were evicted", err=True)
 
 
 def _lines(totals: WarmupTotals, seconds: float) -> Iterator[tuple[str, str]]:
@@ -418,7 +441,7 @@ def _summary(totals: WarmupTotals, seconds: float, evictions: int) -> dict[str, 
     return shown
 
 
-def _in_background(job: _Job, log_file: str) -> int:
+def _in_background(job: _WarmupJob, log_file: str) -> int:
     """Have a process of its own do it; what it would print goes to the log."""
     log_fd = open_log(log_file)
     sys.stdout.flush()

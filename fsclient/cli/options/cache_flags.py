@@ -11,7 +11,7 @@ from fsclient.cli.options.options import SecondsType, complete_directories
 from fsclient.volume.cache_options import AUTO, SIZE, CacheOptions, check_cache
 from fsdata.blocks.promote import PREFETCH_MAX
 from fsdata.disk_cache.cache import WRITERS
-from fsdata.disk_cache.disk import EVICTIONS
+from fsdata.disk_cache.eviction import EVICTIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,7 +44,7 @@ _OPTIONS: Final = (
         default=SIZE,
         show_default=True,
         metavar="SIZE",
-        help="Bytes for all directories together, or DIR=SIZE[:DIR=SIZE…].",
+        help="Size of all cache directories together, or DIR=SIZE[:DIR=SIZE…].",
     ),
     click.option(
         "--free-space-ratio",
@@ -58,13 +58,13 @@ _OPTIONS: Final = (
         type=click.Choice(EVICTIONS),
         default=_DEFAULTS.eviction,
         show_default=True,
-        help="What goes when a cache directory is full.",
+        help="Which copies are evicted when a cache directory is full.",
     ),
     click.option(
         "--cache-expire",
         type=SecondsType(0, 10**9),
         default=0.0,
-        help="Seconds after which copies go that nobody read; 0: never.",
+        help="Seconds after which unread copies are removed; 0: never.",
     ),
     click.option(
         "--cache-writers",

@@ -1,4 +1,4 @@
-"""A password in a metadata URL is nobody's business: neither ps(1) nor a message shows it.
+"""Hides the password of a metadata URL: neither ps(1) nor a message shows it.
 
 Called as the program begins. Until then, for some milliseconds, ps can see it; `env:NAME` in place
 of the URL keeps it out of the arguments altogether.

@@ -65,7 +65,9 @@ def offered_for_new(rsa_path: str | None, ask: bool) -> KeyOffer | None:
 def offered_for_change(rsa_path: str | None, ask: bool) -> KeyOffer:
     """What a volume's key is to be wrapped for from now on. Raises: ConfigError."""
     if bool(rsa_path) == ask:
-        raise ConfigError("say who is to open the volume: --to-rsa-key PATH or --to-passphrase")
+        raise ConfigError(
+            "name the key that opens the volume: --to-rsa-key PATH or --to-passphrase"
+        )
     if rsa_path:
         return _rsa_offer(rsa_path, (NEW_RSA_PASSPHRASE,))
     return _new_passphrase(NEW_PASSPHRASE, "--to-passphrase")

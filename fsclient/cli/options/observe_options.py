@@ -8,10 +8,12 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from fsclient.cli.options.look import Look, note_format
 from fsclient.cli.options.options import complete_files, size
-from fsclient.observe.http import parse_address
 from fsclient.observe.log_file import KEPT
 from fsclient.observe.options import ObserveOptions
+from fsclient.observe.routes import parse_address
+from fsclient.tracing.options import parse_trace
 from fsmeta.errors import ConfigError
 
 LOG_BYTES_MIN: Final = 64 << 10  # less would begin anew with each stack of all threads
@@ -23,9 +25,12 @@ OBSERVE_WORDS: Final = {
     "web": "web",
     "access-log": "access_log",
     "slow-op-log": "slow_op_log",
+    "trace": "trace",
+    "trace-sample": "trace_sample",
     "hide-internal": "hide_internal",
     "log-format": "log_format",
     "log-max-size": "log_max_size",
+    "syslog": "syslog",
 }
 
 _OPTIONS: Final = (
@@ -56,6 +61,21 @@ _OPTIONS: Final = (
         help="Log requests that take at least MS milliseconds, as warnings.",
     ),
     click.option(
+        "--trace",
+        default=None,
+        metavar="URL",
+        help="Send OpenTelemetry traces of requests to this OTLP/HTTP collector, as in "
+        "http://127.0.0.1:4318.",
+    ),
+    click.option(
+        "--trace-sample",
+        type=click.FloatRange(0, 1),
+        default=None,
+        show_default="1",
+        metavar="RATIO",
+        help="Trace this share of all requests, as in 0.01.",
+    ),
+    click.option(
         "--hide-internal",
         is_flag=True,
         help="The root has no .stats and no .accesslog.",
@@ -65,7 +85,14 @@ _OPTIONS: Final = (
         type=click.Choice(("text", "json")),
         default="text",
         show_default=True,
+        callback=note_format,
         help="The log's lines: text, or a JSON object each.",
+    ),
+    click.option(
+        "--syslog",
+        default="",
+        metavar="ADDRESS",
+        help="Log there, too: `local`, the path of a socket, or HOST[:PORT].",
     ),
     click.option(
         "--log-max-size",
@@ -73,7 +100,7 @@ _OPTIONS: Final = (
         default=0,
         show_default="no limit",
         metavar="SIZE",
-        help=f"Begin the log and the access log anew at SIZE; {KEPT} older files are kept.",
+        help=f"Start a new log and access log at SIZE; {KEPT} older files are kept.",
     ),
 )
 
@@ -85,8 +112,8 @@ def observe_options(command: _Command) -> _Command:
     return command
 
 
-def parse_observe(settings: Mapping[str, Any]) -> ObserveOptions:
-    """What the options say. Raises: ConfigError."""
+def parse_observe(settings: Mapping[str, Any], look: Look) -> ObserveOptions:
+    """What the options say, and those of all commands. Raises: ConfigError."""
     metrics, web = settings["metrics"], settings["web"]
     log_max = settings["log_max_size"]
     if 0 < log_max < LOG_BYTES_MIN:
@@ -97,6 +124,8 @@ def parse_observe(settings: Mapping[str, Any]) -> ObserveOptions:
         access_log=os.path.abspath(settings["access_log"]) if settings["access_log"] else "",
         slow_ms=settings["slow_op_log"],
         hide=settings["hide_internal"],
-        log_json=settings["log_format"] == "json",
+        log_json="json" in (settings["log_format"], look.log_format),
+        trace=parse_trace(settings["trace"], settings["trace_sample"], os.environ),
+        syslog=settings["syslog"] or look.syslog,
         log_max_bytes=log_max,
     )

@@ -97,7 +97,9 @@ class WaitType(click.ParamType[tuple[int, int]]):
             return value
         found = re.fullmatch(r"([1-9]\d?)(?:[:,]([1-9]\d{0,4}))?", value)
         if not found:
-            self.fail(f"{value!r}: 1 to 99 replicas, perhaps `:` and milliseconds", param, ctx)
+            self.fail(
+                f"{value!r}: 1 to 99 replicas, with `:` and milliseconds if wanted", param, ctx
+            )
         return int(found[1]), int(found[2] or WAIT_MS)
 
 
@@ -110,7 +112,7 @@ def _refuse_keys(_ctx: click.Context, param: click.Parameter, value: str | None)
 
 
 def no_keys_here(command: _Command) -> _Command:
-    """Tell whoever types keys, as with other programs, where they belong."""
+    """Refuse keys as options, as other programs take them, and say where they belong."""
     for name in ("--access-key", "--secret-key", "--session-token"):
         command = click.option(name, hidden=True, expose_value=False, callback=_refuse_keys)(
             command
@@ -129,7 +131,7 @@ def complete_directories(_ctx: click.Context, _param: click.Parameter, begun: st
 
 
 def _completed_by_the_shell(begun: str, kind: str) -> Completion:
-    from click.shell_completion import CompletionItem  # nobody else needs it
+    from click.shell_completion import CompletionItem  # needed only here
 
     return [CompletionItem(begun, type=kind)]
 
@@ -142,7 +144,7 @@ def cursor_option(where: str) -> Callable[[_Command], _Command]:
         default=None,
         metavar="FILE",
         shell_complete=complete_files,
-        help=f"Remember {where} how far it is, and go on from there.",
+        help=f"Record the progress {where}, and continue from there.",
     )
 
 

@@ -1,6 +1,6 @@
 """A line that says how far a long command is, rewritten in place; only at a terminal.
 
-Commands that print JSON show none: whoever reads that wants nothing else.
+Commands that print JSON show none: a program that reads JSON accepts nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final
 
 import click
 
+from fsclient.cli.options.look import look_of
 from fsmeta.runtime import Runtime
 
 EVERY_S: Final = 0.5
@@ -52,7 +53,7 @@ def _is_silent() -> bool:
     """Whether the command that runs was asked for JSON, or to be quiet (`slicefs -q`)."""
     context = click.get_current_context(silent=True)
     words = {} if context is None else context.params
-    if context is not None and context.find_root().params.get("quiet"):
+    if look_of(context).quiet:
         return True
     return bool(words.get("as_json") or words.get("as_json_"))
 

@@ -10,9 +10,10 @@ import click
 
 from fsclient.cli.options.options import SecondsType, complete_directories, size
 from fsclient.volume.cache_options import CacheOptions, cache_directories, named_directories
-from fsclient.writeback.writeback import DRAIN_S, Staging, WriteBackOptions
+from fsclient.writeback.writeback import DRAIN_S, StagingRequest, WriteBackOptions
 from fsdata.staging.staged_objects import STAGING_BYTES_MIN
 from fsmeta.errors import ConfigError
+from fsmeta.user_namespace import has_system_paths
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 DEPTH_MAX: Final = 16
@@ -32,7 +33,8 @@ _OPTIONS: Final = (
     click.option(
         "--writeback",
         is_flag=True,
-        help="Closes and renames return when a local disk has them; others see them in order.",
+        help="Closes and renames return when a local disk has them; other clients see them in "
+        "order.",
     ),
     click.option(
         "--staging-dir",
@@ -47,7 +49,7 @@ _OPTIONS: Final = (
         type=size,
         default=None,
         show_default="10GiB",
-        help="Bytes on that disk at most; writers wait then.",
+        help="Limit of the bytes on that disk; writers wait when it is reached.",
     ),
     click.option(
         "--fsync",
@@ -55,7 +57,7 @@ _OPTIONS: Final = (
         default=None,
         show_default="journal",
         help="With write-back, when fsync(2) returns: journalled on the local disk, or in the "
-        "store and seen by others.",
+        "store and visible to other clients.",
     ),
     click.option(
         "--order-domain",
@@ -63,7 +65,7 @@ _OPTIONS: Final = (
         default=None,
         show_default="1",
         metavar="DEPTH",
-        help="Directories so many levels below the root are published each in its own order.",
+        help="Level below the root whose directories are each published in their own order.",
     ),
     click.option(
         "--drain-timeout",
@@ -76,7 +78,7 @@ _OPTIONS: Final = (
         "--direct-writes",
         is_flag=True,
         help="Files that are made or emptied and written bypass the kernel's page cache: for "
-        "checkpoints, which nobody reads soon.",
+        "checkpoints, which no program reads soon.",
     ),
 )
 
@@ -88,25 +90,27 @@ def writeback_options(command: _Command) -> _Command:
     return command
 
 
-def parse_writeback(settings: Mapping[str, Any], cache: CacheOptions, mountpoint: str) -> Staging:
+def parse_writeback(
+    settings: Mapping[str, Any], cache: CacheOptions, mountpoint: str
+) -> StagingRequest:
     """Raises: ConfigError."""
     beside = [os.path.join(path, "staging") for path in named_directories(cache)]
     if not settings["writeback"]:
         for word, name in WORDS.items():
             if settings[name] is not None and settings[name] is not False:
                 raise ConfigError(f"--{word} is for --writeback: add it, or leave this out")
-        return Staging(others=(*beside, default_staging()))
+        return StagingRequest(others=(*beside, default_staging()))
     options = _with_defaults(settings)
     if options.limit_bytes < STAGING_BYTES_MIN:
         raise ConfigError(f"--staging-size: at least {STAGING_BYTES_MIN >> 20}MiB")
     asked = [os.path.abspath(settings["staging_dir"])] if settings["staging_dir"] else []
     directory, *others = dict.fromkeys([*asked, *beside, default_staging()])
-    above = os.path.realpath(mountpoint)
+    above = mountpoint
     if os.path.commonpath((above, os.path.realpath(directory))) == above:
         raise ConfigError(f"--staging-dir {directory}: it is in the mount point: name another")
     if asked:
         _require_apart(directory, cache_directories(cache))
-    return Staging(directory, options, tuple(others))
+    return StagingRequest(directory, options, tuple(others))
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> WriteBackOptions:
@@ -122,7 +126,7 @@ def _with_defaults(settings: Mapping[str, Any]) -> WriteBackOptions:
 
 
 def _require_apart(directory: str, caches: Sequence[str]) -> None:
-    """Raises: ConfigError where who empties a cache would empty the journal.
+    """Raises: ConfigError where emptying a cache would empty the journal.
 
     `staging` in a cache directory is where the journal is by default, so it may be named.
     """
@@ -133,13 +137,13 @@ def _require_apart(directory: str, caches: Sequence[str]) -> None:
             continue
         if os.path.commonpath((ours, cache)) in (ours, cache):
             raise ConfigError(
-                f"--staging-dir {directory}: it is one with --cache-dir {path}, and who empties "
-                "the cache would empty the journal: name another"
+                f"--staging-dir {directory}: it overlaps --cache-dir {path}: "
+                "emptying the cache would empty the journal: name another"
             )
 
 
 def default_staging() -> str:
     """Where journals are unless told otherwise."""
-    if os.geteuid() == 0:
+    if has_system_paths():
         return "/var/lib/slicefs/staging"
     return os.path.join(os.path.expanduser("~"), ".slicefs", "staging")

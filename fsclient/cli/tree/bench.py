@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import click
@@ -10,6 +9,7 @@ import click
 from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import complete_directories, size
 from fsclient.cli.options.progress import ProgressLine
+from fsclient.cli.options.tell import tell
 from fsclient.trees.bench import (
     BenchSizes,
     Phase,
@@ -35,7 +35,7 @@ _MANY = click.IntRange(1, 1_000_000)
     type=click.IntRange(1, 256),
     default=1,
     show_default=True,
-    help="Files at once; each thread has its own.",
+    help="Number of threads; each one has its own files.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
@@ -67,14 +67,14 @@ def bench(
 @click.argument("mountpoint", shell_complete=complete_directories)
 @click.option("--dirs", type=click.IntRange(1, 1000), default=3, show_default=True)
 @click.option("--depth", type=click.IntRange(0, 10), default=2, show_default=True)
-@click.option("--files", type=_MANY, default=10, show_default=True, help="In each directory.")
+@click.option("--files", type=_MANY, default=10, show_default=True, help="Files in each directory.")
 @click.option(
     "-p",
     "--threads",
     type=click.IntRange(1, 256),
     default=4,
     show_default=True,
-    help="Trees at once.",
+    help="Number of trees at a time.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def mdtest(mountpoint: str, dirs: int, depth: int, files: int, threads: int, as_json: bool) -> None:
@@ -91,11 +91,11 @@ def mdtest(mountpoint: str, dirs: int, depth: int, files: int, threads: int, as_
 
 def _print(path: str, phases: Sequence[Phase], sizes: dict[str, int], as_json: bool) -> None:
     if as_json:
-        shown = {"path": path, "sizes": sizes, "phases": [each.plain() for each in phases]}
-        click.echo(json.dumps(shown, indent=2))
+        tell({"sizes": sizes, "phases": [each.plain() for each in phases]}, path=path)
         return
     click.echo(f"{'':<18}{'MiB/s':>10}{'ops/s':>12}{'mean ms':>10}{'p99 ms':>10}{'max ms':>10}")
     for each in phases:
-        speed = f"{each.mib_s:.1f}" if each.bytes else "-"
-        late = f"{each.mean_ms:>10.2f}{each.p99_ms:>10.2f}{each.max_ms:>10.2f}"
+        speed = f"{each.bytes_s / (1 << 20):.1f}" if each.bytes else "-"
+        times = (each.mean_seconds, each.p99_seconds, each.max_seconds)
+        late = "".join(f"{1000 * seconds:>10.2f}" for seconds in times)
         click.echo(f"{each.what:<18}{speed:>10}{each.per_s:>12.1f}{late}")

@@ -28,11 +28,11 @@ from fsmeta.runtime import SystemRuntime
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compact(paths: tuple[str, ...], threads: int, as_json: bool) -> int:
-    """Have the mount rewrite the scattered chunks of PATH, or of all files below it.
+    """Let the mount rewrite the scattered chunks of PATH, or of all files below it.
 
-    A chunk is rewritten where that pays: it has many small slices, or more hidden than visible
-    bytes. Mounts do so by themselves while they write; this is for files that were written by
-    others or before. Only root and the owner of a file may ask.
+    A chunk is rewritten if it has many small slices, or more hidden than visible bytes. Mounts
+    compact the files that they write; this command is for files that other mounts wrote, or that
+    were written before. Only root and the owner of a file may use it.
     """
     for path in paths:
         try:

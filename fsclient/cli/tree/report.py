@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import click
 
+from fsclient.cli.options.tell import tell
 from fsclient.trees.walk import Failure
 
 SHOWN_MAX: Final = 20  # failures on a terminal; --json has those that were kept
@@ -31,8 +31,7 @@ def report(done: Outcome, paths: Sequence[str], counts: str, as_json: bool) -> i
     """Print the outcome for `paths`; the exit code, 1 if something failed."""
     if as_json:
         failures = [each._asdict() for each in done.failures]
-        shown = {**done._asdict(), "paths": paths, "failures": failures}
-        click.echo(json.dumps(shown, indent=2))
+        tell({**done._asdict(), "failures": failures}, paths=paths)
     else:
         for each in done.failures[:SHOWN_MAX]:
             click.echo(f"slicefs: {each.path}: {each.why}", err=True)

@@ -31,9 +31,9 @@ from fsmeta.runtime import SystemRuntime
 def rmr(paths: tuple[str, ...], threads: int, as_json: bool) -> int:
     """Remove each PATH on a SliceFS mount, with everything below it.
 
-    Links are removed and never followed, and nothing on another mount is touched, whatever other
-    users change meanwhile. An interrupted run is completed by the same command. Exit code 1: some
-    of it could not be removed.
+    Links are removed and never followed, and nothing on another mount is touched, even if other
+    users change the tree at the same time. The same command completes an interrupted run. Exit
+    code 1: a part could not be removed.
     """
     for path in paths:
         _check(path)

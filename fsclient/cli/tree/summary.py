@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import complete_files
 from fsclient.cli.options.progress import ProgressLine
-from fsclient.trees.summary import DEPTH_MAX, ENTRIES_MAX, Part, summarize
+from fsclient.cli.options.tell import tell
+from fsclient.trees.summary import DEPTH_MAX, ENTRIES_MAX, SubtreeSum, summarize
 from fsclient.trees.walk import THREADS, THREADS_MAX
 from fsclient.volume.units import format_size
 from fsmeta.runtime import SystemRuntime
@@ -63,14 +62,14 @@ def summary(path: str, depth: int, entries: int, threads: int, as_csv: bool, as_
     for each in found.failures if not as_json else ():
         click.echo(f"slicefs: {each.path}: {each.why}", err=True)
     if as_json:
-        click.echo(json.dumps(found.plain(), indent=2))
+        tell(found.plain(), path=path)
     else:
         rows = [found.top, *found.parts]
         _print_csv(rows) if as_csv else _print(rows)
     return 1 if found.failed else 0
 
 
-def _print_csv(rows: list[Part]) -> None:
+def _print_csv(rows: list[SubtreeSum]) -> None:
     click.echo("path,kind,space,bytes,files,directories")
     for each in rows:
         quoted = each.path.replace('"', '""')
@@ -78,7 +77,7 @@ def _print_csv(rows: list[Part]) -> None:
         click.echo(f'"{quoted}",{each.kind},{numbers}')
 
 
-def _print(rows: list[Part]) -> None:
+def _print(rows: list[SubtreeSum]) -> None:
     click.echo(f"{'space':>12}{'size':>12}{'files':>10}{'dirs':>8}  path")
     for each in rows:
         path = each.path + ("/" if each.kind == "directory" else "")

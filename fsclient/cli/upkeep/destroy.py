@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import dataclass
 
 import click
 
+from fsclient.cli.options.arguments import command
 from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import META_WAIT_S, store_option
 from fsclient.cli.options.progress import ProgressLine
-from fsclient.upkeep.destroy import THREADS, Destroyed, Order, destroy as destroy_volume
+from fsclient.cli.options.tell import tell
+from fsclient.upkeep.destroy import THREADS, Destroyed, DestroyPlan, destroy as destroy_volume
 from fsclient.volume.units import format_size
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
 
 
-@click.command(
+@dataclass(frozen=True, kw_only=True)
+class DestroyArguments:
+    """The command line of `slicefs destroy`."""
+
+    meta: str
+    name: str
+    uuid: str
+    force: bool
+    keep_objects: bool
+    sole: bool
+    threads: int
+    dry_run: bool
+    yes: bool
+    store_options: tuple[str, ...]
+    as_json: bool
+
+
+@command(
+    DestroyArguments,
     epilog=examples(
         "slicefs destroy redis://10.0.0.1/1 training",
         "slicefs destroy --yes --keep-objects sqlite:///copy.db training",
-    )
+    ),
 )
 @click.argument("meta")
 @click.argument("name")
 @click.option("--uuid", default="", metavar="UUID", help="Refuse unless the volume has this uuid.")
-@click.option("--force", is_flag=True, help="Although clients have it in use: they get errors.")
+@click.option("--force", is_flag=True, help="Remove it even while clients use it: they get errors.")
 @click.option("--keep-objects", is_flag=True, help="Remove the metadata only.")
 @click.option(
     "--sole",
@@ -43,40 +63,37 @@ from fsmeta.runtime import SystemRuntime
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def destroy(
-    meta: str,
-    name: str,
-    uuid: str,
-    force: bool,
-    keep_objects: bool,
-    sole: bool,
-    threads: int,
-    dry_run: bool,
-    yes: bool,
-    store_options: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def destroy(args: DestroyArguments) -> None:
     """Remove the volume NAME in META: its metadata and its objects. Nothing can be restored.
 
     Objects that SliceFS has not written are left in place. The command is refused while clients
     have the volume mounted, if the object store belongs to another volume, and if the metadata is a
     copy of a volume that may live on. An interrupted run is completed by the same command.
     """
-    order = Order(
-        meta, name, uuid, force, keep_objects, sole, store_options, threads, dry_run, META_WAIT_S
+    order = DestroyPlan(
+        args.meta,
+        args.name,
+        args.uuid,
+        args.force,
+        args.keep_objects,
+        args.sole,
+        args.store_options,
+        args.threads,
+        args.dry_run,
+        META_WAIT_S,
     )
-    if not yes and not dry_run:
-        _ask(name)
+    if not args.yes and not args.dry_run:
+        _ask(args.name)
     runtime = SystemRuntime()
     line = ProgressLine(runtime)
     try:
         done = destroy_volume(order, runtime, line.show)
     finally:
         line.clear()
-    if as_json:
-        click.echo(json.dumps({**done._asdict(), "dry_run": dry_run}, indent=2))
+    if args.as_json:
+        tell({"dry_run": args.dry_run, **done._asdict()}, meta=args.meta)
     else:
-        click.echo(_words(done, dry_run))
+        click.echo(_words(done, args.dry_run))
 
 
 def _ask(name: str) -> None:

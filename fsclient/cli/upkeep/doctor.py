@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import closing
 from functools import partial
@@ -12,6 +11,7 @@ import click
 
 from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import META_WAIT_S, complete_directories, complete_files
+from fsclient.cli.options.tell import tell
 from fsclient.cli.volume.status import report
 from fsclient.mount.daemon import default_log
 from fsclient.upkeep.doctor import bundle, collect
@@ -52,7 +52,8 @@ def doctor(mountpoint: str, out: str, meta: str, log_file: str, as_json: bool) -
     files = collect(mountpoint, log_file or default_log(), runtime, status)
     bundle(files, target, now_s)
     if as_json:
-        click.echo(json.dumps({"file": os.path.abspath(target), "entries": sorted(files)}))
+        found = {"file": os.path.abspath(target), "entries": sorted(files)}
+        tell(found, mountpoint=mountpoint)
     else:
         click.echo(f"{target}: {len(files)} entries; secrets are replaced by ***")
 

@@ -2,157 +2,156 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
-from functools import partial
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import click
 
+from fsclient.cli.options.arguments import command
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.key_options import key_options, offered
-from fsclient.cli.options.options import META_WAIT_S, store_option
+from fsclient.cli.options.look import tell_problem, tell_verdict
+from fsclient.cli.options.options import META_WAIT_S, cursor_option, store_option
 from fsclient.cli.options.progress import ProgressLine
-from fsclient.cli.upkeep.scrub import FOUND, Request, examine_data
-from fsclient.upkeep.verify_backups import verify_backups
-from fsclient.upkeep.verify_objects import Naming, verify_objects
+from fsclient.cli.options.tell import tell
+from fsclient.cli.upkeep.scrub import ScrubRequest, examine_data
+from fsclient.upkeep.fsck import FsckReport, FsckRequest, examine, forget_notes
 from fsclient.volume.metadata_url import naming, open_store
-from fsclient.volume.object_options import parse_options
-from fsclient.volume.object_stores import open_objects, stacked, stored_key
-from fsclient.volume.paths import path_of
-from fsmeta.check.check import Examination
-from fsmeta.check.findings import KEPT_MAX
-from fsmeta.check.repair import repair
+from fsmeta.check.repair import plan, repair
 from fsmeta.errors import Corrupt
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
-from fsmeta.store.contract import Store
 from fsmeta.store.url import shown_url
-from fsmeta.types import Ino, SliceId
 
 _SHOWN_MAX: Final = 100
+REPAIRED: Final = 1  # of fsck(8), as the next one
+LEFT: Final = 4
 
 
-@click.command()
+@dataclass(frozen=True, kw_only=True)
+class FsckArguments:
+    """The command line of `slicefs fsck`."""
+
+    meta: str
+    data: bool
+    paths: tuple[str, ...]
+    mend: bool
+    dry_run: bool
+    cursor_file: str | None
+    store_options: tuple[str, ...]
+    encrypt_rsa_key: str | None
+    encrypt_passphrase: bool
+    as_json: bool
+
+
+@command(
+    FsckArguments,
+    epilog=examples(
+        "slicefs fsck redis://localhost/1",
+        "slicefs fsck --repair --dry-run redis://localhost/1",
+        "slicefs fsck --data --path /datasets/imagenet redis://localhost/1",
+    ),
+)
 @click.argument("meta")
 @click.option("--data", is_flag=True, help="Read every object and verify its checksums, too.")
-@click.option("--repair", "mend", is_flag=True, help="Mend the metadata where that is safe.")
+@click.option(
+    "--path", "paths", multiple=True, metavar="PATH", help="Check what is below PATH only."
+)
+@click.option("--repair", "mend", is_flag=True, help="Repair the metadata where that is safe.")
+@click.option("-n", "--dry-run", is_flag=True, help="With --repair: only print what it would do.")
+@cursor_option("in FILE and beside it")
 @store_option
 @key_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def fsck(
-    meta: str,
-    data: bool,
-    mend: bool,
-    store_options: tuple[str, ...],
-    encrypt_rsa_key: str | None,
-    encrypt_passphrase: bool,
-    as_json: bool,
-) -> int:
-    """Check the volume in META. Exit code 0: clean, 3: problems were found.
+def fsck(args: FsckArguments) -> int:
+    """Check the volume in META.
 
-    On a volume in use, what changes during the check may be reported as a problem. Of an encrypted
-    volume the checksums can be verified without its key. --repair wants a volume that nobody uses.
+    Exit codes are those of fsck(8): 0 clean, 1 all problems were repaired, 4 problems are left, 8
+    it could not be checked, 16 the command line is wrong, 32 interrupted. On a volume in use,
+    changes during the check may be reported as problems. The checksums of an encrypted volume can
+    be verified without its key. --repair needs a volume that no client uses. With --cursor an
+    interrupted or killed run continues where it was, if no client has joined the volume since.
+    --path also checks quotas of directories. It does not check quotas of users and groups, files
+    without a name, the trash, counters of the volume, and objects that belong to nothing: these
+    checks need all inodes, which only a check of the whole volume reads.
     """
-    offer = offered(encrypt_rsa_key, encrypt_passphrase)
+    _require_sense(args.mend, args.dry_run, args.paths, args.cursor_file)
+    offer = offered(args.encrypt_rsa_key, args.encrypt_passphrase)
     try:
-        repaired = _repair(meta) if mend else []
-        report = _examine(meta, store_options, mend)
+        repaired = _repair(args.meta, args.dry_run) if args.mend else []
+        report = _examine(
+            args.meta,
+            FsckRequest(
+                args.store_options, args.paths, args.cursor_file, args.mend and not args.dry_run
+            ),
+        )
         report = report._replace(repaired=[*repaired, *report.repaired])
-        if data:
-            read = examine_data(meta, Request(store_options, offer), SystemRuntime())
+        if args.data:
+            reading = ScrubRequest(args.store_options, offer, paths=args.paths)
+            if args.cursor_file is not None:
+                reading = reading._replace(cursor_file=f"{args.cursor_file}.data")
+            read = examine_data(args.meta, reading, SystemRuntime())
             wrong = [str(each) for each in read.problems if each.what == "damaged"]
             report = report.with_problems(wrong, len(wrong))
+        if args.cursor_file is not None:
+            forget_notes(args.cursor_file)
     except Corrupt as error:  # the settings themselves, or what leads to everything else
         click.echo(f"slicefs: {error}", file=sys.stderr)
-        return FOUND
-    if as_json:
-        click.echo(json.dumps(report._asdict(), indent=2))
+        return LEFT
+    if args.as_json:
+        tell({"dry_run": args.dry_run, **report._asdict()}, meta=args.meta, paths=args.paths)
     else:
-        _print(report, meta)
-    return FOUND if report.problem_count else 0
+        _print(report, args.meta, args.dry_run)
+    return _code(report, args.dry_run)
 
 
-class _Report(NamedTuple):
-    inodes: int
-    slices: int
-    objects: int
-    leaked_objects: int
-    problems: list[str]  # the first KEPT_MAX
-    problem_count: int
-    repaired: Sequence[str] = ()  # what was mended before
-    unfinished_backups: int = 0
-
-    def with_problems(self, more: list[str], count: int) -> _Report:
-        """This with further problems, of which `more` were kept."""
-        kept = [*self.problems, *more][:KEPT_MAX]
-        return self._replace(problems=kept, problem_count=self.problem_count + count)
+def _require_sense(
+    mend: bool, dry_run: bool, paths: tuple[str, ...], cursor_file: str | None
+) -> None:
+    """Raises: UsageError where options don't go together."""
+    if dry_run and not mend:
+        raise click.UsageError("--dry-run says what --repair would do: add --repair")
+    if mend and (paths or cursor_file):
+        option = "--path" if paths else "--cursor"
+        raise click.UsageError(f"--repair is for the whole volume, at once: leave out {option}")
+    if paths and cursor_file:
+        raise click.UsageError("--cursor is for the whole volume: leave out --path")
 
 
-def _examine(meta: str, store_options: tuple[str, ...], mend: bool) -> _Report:
+def _code(report: FsckReport, dry_run: bool) -> int:
+    """As fsck(8) has it."""
+    if report.problem_count:
+        return LEFT
+    return REPAIRED if report.repaired and not dry_run else 0
+
+
+def _examine(meta: str, request: FsckRequest) -> FsckReport:
     """Metadata first, then the objects that it names, and the backups."""
     runtime = SystemRuntime()
     line = ProgressLine(runtime)
     store = open_store(meta, runtime)
     try:
         with naming(meta):
-            settings = Meta(store, runtime, META_WAIT_S).format
-        overrides = parse_options(settings.storage, store_options)
-        with Examination(store, line.show) as examination:
-            found = examination.run()
-            raw = open_objects(settings, runtime, overrides)
-            objects = stacked(raw, settings.storage, runtime).store
-            try:
-                verdict = verify_objects(
-                    objects,
-                    settings.block_bytes,
-                    examination,
-                    False,
-                    line.show,
-                    naming=Naming(partial(stored_key, settings), _Paths(store, examination).of),
-                )
-                saved = verify_backups(objects, mend)
-            finally:
-                objects.close()
+            opened = Meta(store, runtime, META_WAIT_S)
+        return examine(opened, request, runtime, line.show)
     finally:
         line.clear()
         store.close()
-    report = _Report(
-        found.inodes, found.slices, verdict.objects, verdict.leaked,
-        [str(each) for each in found.problems], found.problem_count,
-    )  # fmt: skip
-    report = report._replace(unfinished_backups=saved.unfinished, repaired=saved.removed)
-    report = report.with_problems(verdict.problems, verdict.problem_count)
-    return report.with_problems(saved.problems, len(saved.problems))
 
 
-class _Paths:
-    """The files that slices belong to, as users name them."""
-
-    def __init__(self, store: Store, examination: Examination) -> None:
-        self._store = store
-        self._notes = examination.notes
-        self._found: dict[Ino, str] = {}
-
-    def of(self, sid: SliceId) -> str:
-        """A path; of many only the inode, for whoever looks at each."""
-        ino = self._notes.user(sid)
-        if ino is None:
-            return ""
-        if ino not in self._found and len(self._found) < _SHOWN_MAX:
-            self._found[ino] = path_of(self._store, ino)
-        return self._found.get(ino, f"inode {ino}")
-
-
-def _repair(meta: str) -> list[str]:
-    """What was mended. Raises: ConfigError where the volume is in use."""
+def _repair(meta: str, dry_run: bool) -> list[str]:
+    """What was mended, or would be first. Raises: ConfigError where the volume is in use."""
     runtime = SystemRuntime()
     line = ProgressLine(runtime)
     store = open_store(meta, runtime)
     try:
         with naming(meta):
             opened = Meta(store, runtime, META_WAIT_S)
-        done, _ = repair(opened, runtime.now_ns() // 10**9, line.show)
+        now_s = runtime.now_ns() // 10**9
+        if dry_run:
+            return plan(opened, now_s, line.show)
+        done, _ = repair(opened, now_s, line.show)
         store.sync()
         return done
     finally:
@@ -160,9 +159,9 @@ def _repair(meta: str) -> list[str]:
         store.close()
 
 
-def _print(report: _Report, meta: str) -> None:
+def _print(report: FsckReport, meta: str, dry_run: bool) -> None:
     for line in report.repaired:
-        click.echo(f"repaired: {line}")
+        click.echo(f"{'would repair' if dry_run else 'repaired'}: {line}")
     click.echo(f"{report.inodes} inodes, {report.slices} slices, {report.objects} objects")
     if report.leaked_objects:
         remedy = f"`slicefs gc --delete {shown_url(meta)}` removes them"
@@ -170,7 +169,7 @@ def _print(report: _Report, meta: str) -> None:
     if report.unfinished_backups:
         click.echo(f"{report.unfinished_backups} backups were not completed, or are being made")
     for problem in report.problems[:_SHOWN_MAX]:
-        click.echo(f"problem: {problem}", file=sys.stderr)
+        tell_problem(problem)
     if report.problem_count > _SHOWN_MAX:
         click.echo(f"… and {report.problem_count - _SHOWN_MAX} more: see --json", file=sys.stderr)
-    click.echo(f"{report.problem_count} problems" if report.problem_count else "clean")
+    tell_verdict(report.problem_count)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
 import click
 
 from fsclient.background.packer import PACK_BELOW
+from fsclient.cli.options.arguments import command
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.key_options import key_options, offered
 from fsclient.cli.options.options import META_WAIT_S, cursor_option, duration, size, store_option
 from fsclient.cli.options.progress import ProgressLine
-from fsclient.mount.client import Client, ClientOptions
+from fsclient.cli.options.tell import tell
+from fsclient.client.client import MountClient
+from fsclient.client.client_options import ClientOptions
+from fsclient.client.given_parts import GivenParts
 from fsclient.upkeep.gc import AGE_S, THREADS, Collected, Count, Job, Progress, collect
 from fsclient.upkeep.gc_checkpoint import COMPACT, PACK, GcCheckpoint
 from fsclient.upkeep.orphan_journals import give_up_journals, require_published
@@ -37,11 +42,38 @@ from fsmeta.types import Ino
 _FAILED: Final = 1
 
 
-@click.command()
+@dataclass(frozen=True, kw_only=True)
+class GcArguments:
+    """The command line of `slicefs gc`."""
+
+    meta: str
+    delete: bool
+    compact: bool
+    pack: bool
+    pack_below: int | None
+    give_up_journals: bool
+    age: float
+    threads: int
+    cursor_file: str | None
+    store_options: tuple[str, ...]
+    encrypt_rsa_key: str | None
+    encrypt_passphrase: bool
+    as_json: bool
+
+
+@command(
+    GcArguments,
+    epilog=examples(
+        "slicefs gc redis://localhost/1",
+        "slicefs gc --delete --cursor gc.cursor redis://localhost/1",
+    ),
+)
 @click.argument("meta")
-@click.option("--delete", is_flag=True, help="Delete what is leaked; else it is only counted.")
+@click.option(
+    "--delete", is_flag=True, help="Delete leaked objects; by default they are only counted."
+)
 @click.option("--compact", is_flag=True, help="Rewrite chunks of many slices first.")
-@click.option("--pack", is_flag=True, help="Put small files that nobody has packed together first.")
+@click.option("--pack", is_flag=True, help="Pack small files that no mount has packed first.")
 @click.option(
     "--pack-below",
     type=size,
@@ -51,10 +83,9 @@ _FAILED: Final = 1
 )
 @click.option(
     "--give-up-journals",
-    "give_up_journals_",
     is_flag=True,
-    help="With --delete: nobody will publish what mounts that have ended have left; their disks "
-    "are lost.",
+    help="With --delete: journals of mounts that have ended will never be published; their "
+    "disks are lost.",
 )
 @click.option(
     "--age",
@@ -74,21 +105,7 @@ _FAILED: Final = 1
 @store_option
 @key_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def gc(
-    meta: str,
-    delete: bool,
-    compact: bool,
-    pack: bool,
-    pack_below: int | None,
-    give_up_journals_: bool,
-    age: float,
-    threads: int,
-    cursor_file: str | None,
-    store_options: tuple[str, ...],
-    encrypt_rsa_key: str | None,
-    encrypt_passphrase: bool,
-    as_json: bool,
-) -> int:
+def gc(args: GcArguments) -> int:
     """Count the objects of the volume in META that belong to nothing; with --delete, remove them.
 
     It may run while the volume is used, and be killed and run again: with --cursor it goes on where
@@ -96,34 +113,38 @@ def gc(
     it was about to commit from being collected until its session is ended, a minute after another
     client has come.
     """
-    if cursor_file and not delete:
+    if args.cursor_file and not args.delete:
         raise ConfigError(
             "--cursor is for a run with --delete: counting alone can't be gone on with"
         )
-    if give_up_journals_ and not delete:
+    if args.give_up_journals and not args.delete:
         raise ConfigError("--give-up-journals is for a run with --delete")
-    if pack_below is not None and not (pack and pack_below):
+    if args.pack_below is not None and not (args.pack and args.pack_below):
         raise ConfigError("--pack-below is for a run with --pack, and more than 0")
     runtime = SystemRuntime()
-    offer = offered(encrypt_rsa_key, encrypt_passphrase)
-    place = _place(meta, cursor_file, runtime)
+    offer = offered(args.encrypt_rsa_key, args.encrypt_passphrase)
+    place = _place(args.meta, args.cursor_file, runtime)
     try:
-        volume = _Volume(meta, store_options, offer, runtime)
-        compacted = _compact(volume, place) if compact else None
-        packed = _pack(volume, place, pack_below or PACK_BELOW, threads) if pack else None
-        found = _collect(volume, Job(age, delete, threads), give_up_journals_, place)
+        volume = _OpenedVolume(args.meta, args.store_options, offer, runtime)
+        compacted = _compact(volume, place) if args.compact else None
+        packed = (
+            _pack(volume, place, args.pack_below or PACK_BELOW, args.threads) if args.pack else None
+        )
+        found = _collect(
+            volume, Job(args.age, args.delete, args.threads), args.give_up_journals, place
+        )
         place.remove()
     finally:
         place.close()
-    if as_json:
+    if args.as_json:
         report = {name: _plain(value) for name, value in found._asdict().items()}
         done = {"compacted_chunks": None, "uncompacted_chunks": None}
         done |= {} if compacted is None else compacted._asdict()
         done |= dict.fromkeys(PackReport._fields) if packed is None else packed._asdict()
-        click.echo(json.dumps({**report, **done}, indent=2))
+        tell({"dry_run": not args.delete, **report, **done}, meta=args.meta)
     else:
         _print_before(compacted, packed)
-        _print(found, delete)
+        _print(found, args.delete)
     failed = found.failed or (compacted is not None and compacted.uncompacted_chunks)
     failed = failed or (packed is not None and packed.unreadable_files)
     return _FAILED if failed else 0
@@ -142,7 +163,7 @@ def _place(meta: str, file: str | None, runtime: Runtime) -> GcCheckpoint:
     return GcCheckpoint(runtime, file, uuid)
 
 
-def _collect(volume: _Volume, job: Job, give_up: bool, place: GcCheckpoint) -> Collected:
+def _collect(volume: _OpenedVolume, job: Job, give_up: bool, place: GcCheckpoint) -> Collected:
     runtime = volume.runtime
     line = ProgressLine(runtime)
 
@@ -177,7 +198,7 @@ class _Compacted(NamedTuple):
     uncompacted_chunks: int  # that can't be read, or written anew
 
 
-class _Volume(NamedTuple):
+class _OpenedVolume(NamedTuple):
     """How the volume is opened, each time that it is."""
 
     meta: str
@@ -186,13 +207,13 @@ class _Volume(NamedTuple):
     runtime: Runtime
 
     @contextmanager
-    def client(self) -> Iterator[Client]:
+    def client(self) -> Iterator[MountClient]:
         """One that joins the volume, reads and writes, and leaves. Raises: ConfigError."""
         store = open_store(self.meta, self.runtime)
         try:
             with naming(self.meta):
                 options = ClientOptions(store_options=self.store_options, mountpoint="(gc)")
-                client = Client(store, self.runtime, options, offer=self.offer)
+                client = MountClient(store, self.runtime, options, GivenParts(offer=self.offer))
         except BaseException:
             store.close()
             raise
@@ -204,7 +225,7 @@ class _Volume(NamedTuple):
                 raise ConfigError("gc could not be ended well: see the messages above")
 
 
-def _compact(volume: _Volume, place: GcCheckpoint) -> _Compacted | None:
+def _compact(volume: _OpenedVolume, place: GcCheckpoint) -> _Compacted | None:
     """Rewrite every chunk for which it pays.
 
     None where an earlier run was through with it.
@@ -250,8 +271,10 @@ class PackReport(NamedTuple):
         )
 
 
-def _pack(volume: _Volume, place: GcCheckpoint, below: int, threads: int) -> PackReport | None:
-    """Pack small files that nobody has packed.
+def _pack(
+    volume: _OpenedVolume, place: GcCheckpoint, below: int, threads: int
+) -> PackReport | None:
+    """Pack small files that no client has packed.
 
     None where an earlier run was through with it.
     """
@@ -269,8 +292,7 @@ def _pack(volume: _Volume, place: GcCheckpoint, below: int, threads: int) -> Pac
     with volume.client() as client:
         pool = WorkerPool(volume.runtime, "pack", threads)
         try:
-            packer = client.background.packer_for(below, pool)
-            packer.on_unreadable = told
+            packer = client.background.packer_for(below, pool, told)
             work = PackWalk(client.meta, packer, client.blocks.block_bytes)
             inodes = 0
             for count, cursor in pages(client.meta, work, place.walk_from):
@@ -284,7 +306,7 @@ def _pack(volume: _Volume, place: GcCheckpoint, below: int, threads: int) -> Pac
             line.clear()
 
 
-def _compact_file(client: Client, inode: Walked, line: ProgressLine) -> int:
+def _compact_file(client: MountClient, inode: Walked, line: ProgressLine) -> int:
     """Rewrite the chunks of a file for which it pays; how many could not be. Raises: Unavailable.
 
     A damaged file must not keep all the others from being rewritten.
@@ -320,7 +342,7 @@ def _print_before(compacted: _Compacted | None, packed: PackReport | None) -> No
     if packed.recent_files:
         by = packed.packing_held_by
         held = f", because of {by}" if by else ""
-        click.echo(f"unpacked    {packed.recent_files} files: may still be committed anew{held}")
+        click.echo(f"unpacked    {packed.recent_files} files: may still be committed again{held}")
     if packed.shared_files:
         click.echo(f"unpacked    {packed.shared_files} files: of clones or snapshots, too")
     if packed.unreadable_files:

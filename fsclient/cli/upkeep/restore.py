@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Sequence
@@ -11,8 +10,10 @@ from typing import Any
 
 import click
 
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import META_WAIT_S
 from fsclient.cli.options.progress import ProgressLine, bar
+from fsclient.cli.options.tell import tell, tell_line
 from fsclient.upkeep.restore import RestoreOutcome, Restorer, Trashed
 from fsclient.volume.metadata_url import naming, open_store
 from fsclient.volume.units import format_size
@@ -21,19 +22,29 @@ from fsmeta.meta.meta import Meta
 from fsmeta.runtime import SystemRuntime
 from fsmeta.schema.trash import hour_name
 from fsmeta.types import Caller
+from fsmeta.user_namespace import own_gid, own_groups, own_uid
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "slicefs restore redis://localhost/1",
+        "slicefs restore --put-back redis://localhost/1 2026-11-28-04",
+    )
+)
 @click.argument("meta")
 @click.argument("hours", nargs=-1, metavar="[HOUR]...")
-@click.option("--put-back", is_flag=True, help="Restore; else it is only shown.")
-@click.option("--path", default="", help="What was deleted last under this path, with all in it.")
+@click.option("--put-back", is_flag=True, help="Restore it; by default it is only shown.")
+@click.option(
+    "--path",
+    default="",
+    help="Show or restore what was last deleted at this path, with everything in it.",
+)
 @click.option(
     "--threads",
     type=click.IntRange(1, 64),
     default=10,
     show_default=True,
-    help="How many things are put back at a time.",
+    help="Number of files that are restored at a time.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def restore(
@@ -41,11 +52,13 @@ def restore(
 ) -> int:
     """Show the trash of the volume in META, or restore from it.
 
-    Without HOUR and --path: the hours (UTC, like 2026-11-21-19) and how much was deleted in each.
-    With them: what that is, by path, and with --put-back it goes back to where it was; directories
-    come before what was in them, and a name that exists is never replaced. A directory of --path
-    comes with all that was deleted in it and is in the trash, also before. Who is not root may
-    restore what is his own. Several may restore the same things at once.
+    Without HOUR and --path the command shows the hours (UTC, like 2026-11-21-19) and how much was
+    deleted in each. With them it shows the deleted files by path, and --put-back moves them back
+    to where they were. Directories come before their contents, and a name that exists is never
+    replaced. If --path names a directory, everything that was deleted in it and is in the trash
+    comes back, too, even if the directory exists. The same command completes an interrupted run. A
+    user other than root may restore only files of their own. Several commands may restore the same
+    files at the same time.
     """
     if path and hours:
         raise ConfigError("--path: leave out the hours, or the path")
@@ -59,16 +72,19 @@ def restore(
         info = {"host": socket.gethostname(), "pid": os.getpid(), "does": "slicefs restore"}
         client.sessions.open({**info, "started": runtime.now_ns() // 10**9})
         try:
-            caller = Caller(os.getuid(), os.getgid(), tuple(os.getgroups()))
+            caller = Caller(own_uid(), own_gid(), own_groups())
             restorer = Restorer(client, runtime, caller)
             things = _wanted(restorer, hours, path)
             if things is None:
-                _print_hours(restorer.hours(), as_json)
+                _print_hours(meta, restorer.hours(), as_json)
             elif put_back:
-                return _put_back(restorer, things, threads, ProgressLine(runtime), as_json)
+                return _put_back(restorer, things, threads, ProgressLine(runtime), meta, as_json)
             else:
                 for thing in things:
-                    click.echo(json.dumps(_record(thing)) if as_json else _line(thing))
+                    if as_json:
+                        tell_line(_record(thing), meta=meta)
+                    else:
+                        click.echo(_line(thing))
             return 0
         finally:
             client.sessions.close()
@@ -84,7 +100,12 @@ def _wanted(restorer: Restorer, hours: tuple[str, ...], path: str) -> list[Trash
 
 
 def _put_back(
-    restorer: Restorer, things: Sequence[Trashed], threads: int, line: ProgressLine, as_json: bool
+    restorer: Restorer,
+    things: Sequence[Trashed],
+    threads: int,
+    line: ProgressLine,
+    meta: str,
+    as_json: bool,
 ) -> int:
     """The exit code."""
     seen = 0
@@ -94,7 +115,7 @@ def _put_back(
         seen += 1
         record = {**_record(outcome.thing), "error": outcome.error or None}
         if as_json:
-            click.echo(json.dumps(record))
+            tell_line(record, meta=meta)
         elif outcome.error:
             line.say(f"slicefs: {outcome.thing.path}: {outcome.error}")
         else:
@@ -109,9 +130,9 @@ def _put_back(
     return 1 if failed else 0
 
 
-def _print_hours(found: list[tuple[str, int]], as_json: bool) -> None:
+def _print_hours(meta: str, found: list[tuple[str, int]], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([{"hour": name, "count": count} for name, count in found]))
+        tell({"hours": [{"hour": name, "count": count} for name, count in found]}, meta=meta)
         return
     for name, count in found:
         click.echo(f"{name}  {count}")
@@ -134,7 +155,7 @@ def _record(thing: Trashed) -> dict[str, Any]:
         "type": thing.attr.type.name.lower(),
         "uid": thing.attr.uid,
         "size": thing.attr.size,
-        "deleted": thing.attr.ctime_ns // 10**9,
+        "deleted_at": thing.attr.ctime_ns // 10**9,
     }
 
 

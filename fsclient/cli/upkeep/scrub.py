@@ -6,14 +6,19 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import click
 
+from fsclient.cli.options.arguments import command
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.key_options import key_options, offered
+from fsclient.cli.options.look import tell_problem, tell_verdict
 from fsclient.cli.options.options import META_WAIT_S, cursor_option, rate, store_option
 from fsclient.cli.options.progress import ProgressLine
+from fsclient.cli.options.tell import tell
 from fsclient.upkeep.scrub import THREADS, DamagedBlock, Scrub, ScrubTotals
 from fsclient.volume.metadata_url import naming, open_store
 from fsclient.volume.object_options import parse_options
@@ -33,7 +38,7 @@ _KEPT_MAX: Final = 10_000  # problems that are kept for the report; more are cou
 _INODES_A_STEP: Final = 200
 
 
-class Request(NamedTuple):
+class ScrubRequest(NamedTuple):
     """What is to be read, and how."""
 
     store_options: tuple[str, ...]
@@ -54,7 +59,29 @@ class ScrubOutcome(NamedTuple):
     keyless: bool  # an encrypted volume, without its key
 
 
-@click.command()
+@dataclass(frozen=True, kw_only=True)
+class ScrubArguments:
+    """The command line of `slicefs scrub`."""
+
+    meta: str
+    paths: tuple[str, ...]
+    rate: int
+    threads: int
+    sample: float
+    cursor_file: str | None
+    store_options: tuple[str, ...]
+    encrypt_rsa_key: str | None
+    encrypt_passphrase: bool
+    as_json: bool
+
+
+@command(
+    ScrubArguments,
+    epilog=examples(
+        "slicefs scrub redis://localhost/1",
+        "slicefs scrub --cursor scrub.cursor redis://localhost/1",
+    ),
+)
 @click.argument("meta")
 @click.argument("paths", nargs=-1, metavar="[PATH]…")
 @click.option("--rate", type=rate, default=0, help="Bytes a second, at most.")
@@ -70,43 +97,40 @@ class ScrubOutcome(NamedTuple):
     type=click.FloatRange(0, 100, min_open=True),
     default=100.0,
     metavar="PERCENT",
-    help="Read so many blocks of a hundred, chosen by chance.",
+    help="Read only this percentage of the blocks, chosen at random.",
 )
 @cursor_option("in FILE")
 @store_option
 @key_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def scrub(
-    meta: str,
-    paths: tuple[str, ...],
-    rate: int,
-    threads: int,
-    sample: float,
-    cursor_file: str | None,
-    store_options: tuple[str, ...],
-    encrypt_rsa_key: str | None,
-    encrypt_passphrase: bool,
-    as_json: bool,
-) -> int:
+def scrub(args: ScrubArguments) -> int:
     """Read every block of the volume in META and verify it; or those below PATH in the volume.
 
-    What is damaged or missing is told with the files that have it. Exit code 0: all is well, 3:
-    something is wrong. The volume may be in use. Of an encrypted volume the checksums can be
+    Damaged and missing blocks are reported with the files that use them. Exit code 0: no problem,
+    3: there are problems. The volume may be in use. The checksums of an encrypted volume can be
     verified without its key.
     """
-    if paths and cursor_file:
+    if args.paths and args.cursor_file:
         raise ConfigError("--cursor is for the whole volume: leave out the paths")
-    offer = offered(encrypt_rsa_key, encrypt_passphrase)
-    request = Request(store_options, offer, rate, threads, sample / 100, paths, cursor_file)
-    outcome = examine_data(meta, request, SystemRuntime())
-    if as_json:
-        click.echo(json.dumps(_plain(outcome), indent=2))
+    offer = offered(args.encrypt_rsa_key, args.encrypt_passphrase)
+    request = ScrubRequest(
+        args.store_options,
+        offer,
+        args.rate,
+        args.threads,
+        args.sample / 100,
+        args.paths,
+        args.cursor_file,
+    )
+    outcome = examine_data(args.meta, request, SystemRuntime())
+    if args.as_json:
+        tell(_plain(outcome), meta=args.meta, paths=args.paths)
     else:
         _print(outcome)
     return FOUND if outcome.problem_count else 0
 
 
-def examine_data(meta: str, request: Request, runtime: Runtime) -> ScrubOutcome:
+def examine_data(meta: str, request: ScrubRequest, runtime: Runtime) -> ScrubOutcome:
     """Read what is asked for. Raises: ConfigError, Unavailable."""
     store = open_store(meta, runtime)
     try:
@@ -136,11 +160,11 @@ def examine_data(meta: str, request: Request, runtime: Runtime) -> ScrubOutcome:
 
 
 def _walk(
-    meta: Meta, judge: Scrub, request: Request, runtime: Runtime
+    meta: Meta, judge: Scrub, request: ScrubRequest, runtime: Runtime
 ) -> tuple[list[DamagedBlock], int]:
     """Everything, or what is below the paths."""
     line = ProgressLine(runtime)
-    place = _Place(request.cursor_file, meta.format.uuid)
+    place = _Checkpoint(request.cursor_file, meta.format.uuid)
     found = place.problems
     count = len(found)
     told = {(each.ino, each.object) for each in found}  # an inode may be met twice
@@ -171,7 +195,7 @@ def _below(meta: Meta, paths: tuple[str, ...]) -> Iterator[WalkPage]:
             yield WalkPage(list(scan.of_rows(meta.store, rows)), None)
 
 
-class _Place:
+class _Checkpoint:
     """How far an earlier run has come, kept in a file."""
 
     def __init__(self, file: str | None, uuid: str) -> None:
@@ -195,7 +219,7 @@ class _Place:
             self.problems = [DamagedBlock(**each) for each in kept["problems"]]
             uuid = kept["volume"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"--cursor {file} can't be read: remove it to begin anew") from error
+            raise ConfigError(f"--cursor {file} can't be read: remove it to start again") from error
         if uuid != self._uuid:
             raise ConfigError(f"--cursor {file} is of another volume: name another file")
 
@@ -235,7 +259,7 @@ def _print(outcome: ScrubOutcome) -> None:
     if outcome.keyless:
         click.echo("the volume is encrypted: without its key only checksums were verified")
     for each in outcome.problems[:SHOWN_MAX]:
-        click.echo(f"problem: {each}", file=sys.stderr)
+        tell_problem(str(each))
     if outcome.problem_count > SHOWN_MAX:
         click.echo(f"… and {outcome.problem_count - SHOWN_MAX} more: see --json", file=sys.stderr)
-    click.echo(f"{outcome.problem_count} problems" if outcome.problem_count else "clean")
+    tell_verdict(outcome.problem_count)

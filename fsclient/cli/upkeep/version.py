@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from fsclient.cli.options.examples import examples
+from fsclient.cli.options.tell import tell
 from fsclient.upkeep.doctor import versions
 from fsmeta.schema.keys import METADATA_VERSION
 
@@ -18,7 +18,7 @@ def version(as_json: bool) -> None:
     """Show the version of SliceFS, the latest volume format it knows, and what it uses."""
     found: dict[str, Any] = {**versions(), "metadata_version": METADATA_VERSION}
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        tell(found)
         return
     for name, value in found.items():
         click.echo(f"{name:<18}{value or 'not installed'}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 import click
 
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import COUNT, META_WAIT_S, capacity_size, size
+from fsclient.cli.options.tell import tell
 from fsclient.volume.metadata_url import naming, open_store
 from fsclient.volume.units import format_size
 from fsmeta.admin import quota_admin
@@ -18,7 +19,12 @@ from fsmeta.runtime import SystemRuntime
 _INNER: Final = ("changes", "epoch", "accounting")  # of interest to --json at most
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "slicefs config redis://localhost/1",
+        "slicefs config --capacity 10TiB --trash-days 7 redis://localhost/1",
+    )
+)
 @click.argument("meta")
 @click.option(
     "--capacity", type=capacity_size, metavar="SIZE", help="Limit of the volume's data; 0: none."
@@ -45,9 +51,9 @@ def config(
 ) -> None:
     """Show the settings of the volume in META, after changing those that are named.
 
-    Running mounts follow at once. A limit below what is used is allowed: nothing can grow then.
-    Fewer days of trash let go of what has been there for longer. Before frames become
-    smaller than 64KiB all clients must be of a version that knows --frame-size.
+    Running mounts follow at once. A limit may be below the present use: then nothing can grow.
+    Fewer days of trash delete what has been there for longer. Before frames become smaller than
+    64KiB, upgrade all clients to a version that knows --frame-size.
     """
     wanted = {"capacity": capacity, "inodes": inodes, "trash_days": trash_days}
     wanted = {name: value for name, value in wanted.items() if value is not None}
@@ -68,7 +74,7 @@ def config(
         store.close()
     shown = settings.shown()
     if as_json:
-        click.echo(json.dumps(shown, indent=2))
+        tell(shown, meta=meta)
         return
     shown["capacity"] = format_size(settings.capacity) if settings.capacity else "no limit"
     shown["frame_bytes"] = format_size(settings.frame_bytes)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import BinaryIO, Final
 
 import click
 
+from fsclient.cli.options.examples import examples
+from fsclient.cli.options.look import tell_problem
 from fsclient.cli.options.options import META_WAIT_S, complete_files
 from fsclient.cli.options.progress import ProgressLine
+from fsclient.cli.options.tell import tell
 from fsclient.volume.metadata_url import naming, nothing_left, open_store
 from fsmeta.admin import dump as dumps
 from fsmeta.admin.dump import Counted, Progress
@@ -24,15 +26,20 @@ STANDARD: Final = "-"  # the name of standard input and output
 DIFFERENT: Final = 3  # the exit code where what was loaded is not what was dumped
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "slicefs dump redis://localhost/1 volume.dump",
+        "slicefs dump redis://localhost/1 | ssh backup 'cat > volume.dump'",
+    )
+)
 @click.argument("meta")
 @click.argument("file", default=STANDARD, shell_complete=complete_files)
 @click.option("--json", "as_json", is_flag=True, help="Print what was dumped as JSON.")
 def dump(meta: str, file: str, as_json: bool) -> None:
     """Write the metadata of the volume in META to FILE, as it is at this moment.
 
-    FILE is `-` or left out for standard output. Clients may go on working meanwhile. Data is not
-    dumped: it stays in the object store.
+    FILE is `-` or left out for standard output. Clients may continue to work. Data is not dumped:
+    it stays in the object store.
     """
     if file == STANDARD and as_json:
         raise ConfigError("--json and the dump would both go to standard output: name a file")
@@ -51,21 +58,26 @@ def dump(meta: str, file: str, as_json: bool) -> None:
     finally:
         store.close()
     if as_json:
-        click.echo(json.dumps({"file": file, **counted._asdict()}, indent=2))
+        tell({"file": file, **counted._asdict()}, meta=meta)
     elif file != STANDARD:
         click.echo(f"{counted.inodes} inodes, {counted.records} records")
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "slicefs load --verify sqlite:///copy.db volume.dump",
+        "ssh backup cat volume.dump | slicefs load redis://localhost/2",
+    )
+)
 @click.argument("meta")
 @click.argument("file", default=STANDARD, shell_complete=complete_files)
 @click.option("--verify", is_flag=True, help="Compare what was loaded with FILE, by reading both.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def load(meta: str, file: str, verify: bool, as_json: bool) -> int:
-    """Make a volume in META, which must be empty, of what `slicefs dump` has written to FILE.
+    """Make a volume in META, which must be empty, from a FILE of `slicefs dump`.
 
     It uses the object store of the dumped volume: never mount both. A load that was interrupted
-    can be begun again. Exit code 3: --verify found differences.
+    can be started again. Exit code 3: --verify found differences.
     """
     if verify and file == STANDARD:
         raise ConfigError("--verify reads the dump twice: name a file")
@@ -78,11 +90,11 @@ def load(meta: str, file: str, verify: bool, as_json: bool) -> int:
             with _input(file) as source, shown_progress(runtime, "inodes compared") as progress:
                 problems = dumps.verify(store, source, progress)
     if as_json:
-        shown = {"volume": settings.name, "verified": verify, "problems": problems}
-        click.echo(json.dumps(shown, indent=2))
+        found = {"volume": settings.name, "verified": verify, "problems": problems}
+        tell(found, meta=meta, file=file)
         return DIFFERENT if problems else 0
     for problem in problems:
-        click.echo(f"problem: {problem}", err=True)
+        tell_problem(problem)
     verified = ", and verified" if verify and not problems else ""
     click.echo(f"volume {settings.name} is loaded{verified}")
     return DIFFERENT if problems else 0
@@ -102,6 +114,12 @@ def _output(file: str) -> Iterator[BinaryIO]:
             sink.flush()
             os.fsync(sink.fileno())
         os.replace(partial, file)
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
+        if error.filename is not None:
+            raise
+        raise ConfigError(f"can't write {file}: {error.strerror}: name a file elsewhere") from error
     except BaseException:
         if os.path.exists(partial):
             os.unlink(partial)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import grp
-import json
 import os
 import pwd
 import sys
@@ -14,8 +13,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import META_WAIT_S, capacity_size
 from fsclient.cli.options.progress import ProgressLine, bar
+from fsclient.cli.options.tell import tell
 from fsclient.volume.metadata_url import naming, open_store
 from fsclient.volume.quota_names import as_json, fullness, titles
 from fsclient.volume.units import SIZE_MAX, format_size
@@ -34,12 +35,18 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _HEAD: Final = ("QUOTA OF", "SPACE", "OF", "%", "INODES", "OF", "%")
 
 
-@click.group("quota")
+@click.group(
+    "quota",
+    epilog=examples(
+        "slicefs quota set redis://localhost/1 --path /home/ann --capacity 1TiB",
+        "slicefs quota list redis://localhost/1",
+    ),
+)
 def quota_() -> None:
     """Limit what directories, users and groups may take up.
 
-    A limit holds for every mount at once. The first one of a volume has everything in it counted,
-    and so takes a while; it goes on where it was interrupted.
+    A limit applies to every mount at once. The first quota of a volume takes a while, because the
+    command counts everything in it; an interrupted count continues where it was.
     """
 
 
@@ -68,7 +75,13 @@ def _target(command: _Command) -> Callable[..., Any]:
     return wrapped
 
 
-@quota_.command("set")
+@quota_.command(
+    "set",
+    epilog=examples(
+        "slicefs quota set redis://localhost/1 --path /home/ann --capacity 1TiB --inodes 1000000",
+        "slicefs quota set redis://localhost/1 --gid research --capacity 100TiB",
+    ),
+)
 @_target
 @click.option(
     "--capacity",
@@ -76,13 +89,15 @@ def _target(command: _Command) -> Callable[..., Any]:
     metavar="SIZE",
     help="Bytes that files may take up; 0: no limit.",
 )
-@click.option("--inodes", type=click.IntRange(0, SIZE_MAX), help="Files and directories; 0: any.")
+@click.option(
+    "--inodes", type=click.IntRange(0, SIZE_MAX), help="Files and directories; 0: no limit."
+)
 def set_(
     meta: str, target: _Target, capacity: int | None, inodes: int | None, as_json_: bool
 ) -> None:
     """Limit a directory, a user or a group of the volume in META.
 
-    What is not named stays as it is. Below what is used already, nothing can grow any more.
+    A limit that is not named stays as it is. A limit below the present use stops all growth.
     """
     if capacity is None and inodes is None:
         raise click.UsageError("name a limit: --capacity SIZE, --inodes N or both")
@@ -90,10 +105,16 @@ def set_(
         node = _node(volume, target, meta)
         with _progress(volume, "counting") as show:
             found = quota_admin.set_quota(volume, node, QuotaLimits(capacity, inodes), show)
-        _print_one(volume, found, as_json_)
+        _print_one(volume, found, meta if as_json_ else None)
 
 
-@quota_.command("get")
+@quota_.command(
+    "get",
+    epilog=examples(
+        "slicefs quota get redis://localhost/1 --path /home/ann",
+        "slicefs quota get redis://localhost/1 --uid ann --json",
+    ),
+)
 @_target
 def get(meta: str, target: _Target, as_json_: bool) -> None:
     """Show what a directory, a user or a group takes up, and its limits."""
@@ -101,40 +122,60 @@ def get(meta: str, target: _Target, as_json_: bool) -> None:
         node = _node(volume, target, meta)
         if volume.format.accounting != ON:
             raise ConfigError("the volume has no quotas yet, so nothing is counted: set one first")
-        _print_one(volume, quota_admin.get_quota(volume, node), as_json_)
+        _print_one(volume, quota_admin.get_quota(volume, node), meta if as_json_ else None)
 
 
-@quota_.command("list")
+@quota_.command(
+    "list",
+    epilog=examples(
+        "slicefs quota list redis://localhost/1", "slicefs quota list --json redis://localhost/1"
+    ),
+)
 @click.argument("meta")
 @click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
 def list_(meta: str, as_json_: bool) -> None:
     """Show every quota of the volume in META."""
     with _opened(meta) as volume:
         found = list(quota_admin.list_quotas(volume))
-        _print(volume, found, as_json_)
+        _print(volume, found, meta if as_json_ else None)
 
 
-@quota_.command("delete")
+@quota_.command(
+    "delete",
+    epilog=examples(
+        "slicefs quota delete redis://localhost/1 --path /home/ann",
+        "slicefs quota delete redis://localhost/1 --gid research",
+    ),
+)
 @_target
 def delete(meta: str, target: _Target, as_json_: bool) -> None:
-    """Take a quota away. With the last one the volume ends to count."""
+    """Remove a quota. Removing the last one turns accounting off."""
     with _opened(meta) as volume:
         node = _node(volume, target, meta)
         name = titles(volume, [node])[node]
         if not quota_admin.delete_quota(volume, node):
             raise ConfigError(f"{name} has no quota: see `slicefs quota list`")
-        click.echo(json.dumps({"deleted": name}) if as_json_ else f"{name} has no quota any more")
+        if as_json_:
+            tell({"deleted": name}, meta=meta)
+        else:
+            click.echo(f"{name} has no quota any more")
 
 
-@quota_.command("check")
+@quota_.command(
+    "check",
+    epilog=examples(
+        "slicefs quota check redis://localhost/1",
+        "slicefs quota check --repair redis://localhost/1",
+    ),
+)
 @click.argument("meta")
-@click.option("--repair", is_flag=True, help="Count everything anew, under running mounts.")
+@click.option("--repair", is_flag=True, help="Count everything again, also under running mounts.")
 @click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
 def check(meta: str, repair: bool, as_json_: bool) -> int:
     """Compare what quotas say is used with what there is. Exit code 0: equal, 3: not.
 
-    Of a quota that is in use meanwhile nothing is said. While --repair counts, limits are measured
-    against what is counted so far.
+    A quota whose use changes during the check is not judged. While --repair counts, limits apply
+    to what is counted so far.
     """
     with _opened(meta) as volume:
         if volume.format.accounting != ON and not repair:
@@ -147,13 +188,15 @@ def check(meta: str, repair: bool, as_json_: bool) -> int:
             with _progress(volume, "counting") as show:
                 quota_admin.recount(volume, show)
         with _progress(volume, "checking") as show:
-            judged = quota_check.survey(volume, show)
+            judged = quota_check.find_differences(volume, show)
         names = titles(volume, [each.quota.node for each in judged])
-        _print_judged(judged, names, as_json_)
+        _print_judged(meta, judged, names, as_json_)
         return FOUND if any(each.is_wrong for each in judged) else 0
 
 
-def _print_judged(judged: list[quota_check.Judged], names: dict[bytes, str], plain: bool) -> None:
+def _print_judged(
+    meta: str, judged: list[quota_check.Judged], names: dict[bytes, str], plain: bool
+) -> None:
     wrong = [each for each in judged if each.is_wrong]
     moved = [each for each in judged if each.counted is None]
     if plain:
@@ -166,14 +209,14 @@ def _print_judged(judged: list[quota_check.Judged], names: dict[bytes, str], pla
             }
             for each in judged
         ]
-        click.echo(json.dumps(report, indent=2))
+        tell({"quotas": report}, meta=meta)
         return
     for each in wrong:
         assert each.counted is not None
         click.echo(
             f"problem: {names[each.quota.node]}: says {each.quota.used.space} bytes and "
             f"{each.quota.used.inodes} inodes, there are {each.counted.space} and "
-            f"{each.counted.inodes}; mend it with --repair",
+            f"{each.counted.inodes}; repair it with --repair",
             file=sys.stderr,
         )
     if moved:
@@ -226,12 +269,12 @@ def _id(text: str, option: str, by_name: Callable[[str], int]) -> int:
     try:
         return by_name(text)
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"{option} {text}: nobody here has that name; use a number") from error
+        raise ConfigError(f"{option} {text}: no such name on this host; use a number") from error
 
 
 def _dir_node(meta: Meta, path: str, url: str) -> bytes:
     if not path.startswith("/"):
-        raise ConfigError(f"--path {path}: begin with /, which is the volume's root")
+        raise ConfigError(f"--path {path}: start with /, which is the volume's root")
     ino = ROOT_INO
     for name in filter(None, os.fsencode(path).split(b"/")):
         try:
@@ -252,20 +295,20 @@ def _dir_node(meta: Meta, path: str, url: str) -> bytes:
     return quota.dir_node(ino)
 
 
-def _print_one(meta: Meta, found: Quota, plain: bool) -> None:
-    if plain:
-        click.echo(json.dumps(as_json(found, titles(meta, [found.node])[found.node]), indent=2))
+def _print_one(meta: Meta, found: Quota, url: str | None) -> None:
+    """As JSON where `url` says of what."""
+    if url is not None:
+        tell(as_json(found, titles(meta, [found.node])[found.node]), meta=url)
     else:
-        _print(meta, [found], plain=False)
+        _print(meta, [found], None)
 
 
-def _print(meta: Meta, found: list[Quota], plain: bool) -> None:
-    """A table, the fullest first."""
+def _print(meta: Meta, found: list[Quota], url: str | None) -> None:
+    """A table, the fullest first; as JSON where `url` says of what."""
     names = titles(meta, [each.node for each in found])
     found.sort(key=lambda each: (-fullness(each), names[each.node]))
-    if plain:
-        report = [as_json(each, names[each.node]) for each in found]
-        click.echo(json.dumps(report, indent=2))
+    if url is not None:
+        tell({"quotas": [as_json(each, names[each.node]) for each in found]}, meta=url)
         return
     rows = [_HEAD, *(_row(each, names[each.node]) for each in found)]
     widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]

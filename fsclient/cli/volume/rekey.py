@@ -1,13 +1,13 @@
-"""`slicefs rekey`: who can open an encrypted volume; its data stay as they are."""
+"""`slicefs rekey`: changes the keys that open an encrypted volume; its data stay as they are."""
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.key_options import key_options, offered, offered_for_change
 from fsclient.cli.options.options import META_WAIT_S, complete_files
+from fsclient.cli.options.tell import tell
 from fsclient.volume.metadata_url import naming, open_store
 from fsclient.volume.volume_key import rewrapped
 from fsmeta.errors import ConfigError
@@ -18,18 +18,23 @@ from fsmeta.runtime import SystemRuntime
 from fsmeta.txn.txn import Txn
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "slicefs rekey --encrypt-passphrase --to-passphrase redis://localhost/1",
+        "slicefs rekey --encrypt-rsa-key old.pem --to-rsa-key new.pem redis://localhost/1",
+    )
+)
 @click.argument("meta")
 @click.option(
     "--to-rsa-key",
     metavar="PATH",
     shell_complete=complete_files,
-    help="RSA key that is to open it.",
+    help="The new RSA key.",
 )
 @click.option(
     "--to-passphrase",
     is_flag=True,
-    help="A passphrase is to open it: SLICEFS_NEW_PASSPHRASE, or asked for.",
+    help="Use a new passphrase: SLICEFS_NEW_PASSPHRASE, or asked for.",
 )
 @key_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -43,13 +48,15 @@ def rekey(
 ) -> None:
     """Change the passphrase or RSA key that opens the encrypted volume in META.
 
-    The key of the data is unwrapped with the old one and wrapped for the new one: no data are
-    rewritten, mounts go on. From then on the old one opens nothing, except in copies of the
-    metadata that were made before.
+    The key of the data is unwrapped with the old key and wrapped with the new one: no data are
+    rewritten, and mounts continue. From then on the old key opens only copies of the metadata that
+    were made before.
     """
     holder = offered_for_change(to_rsa_key, to_passphrase).holder()
     if holder is None:
-        raise ConfigError("say who is to open the volume: --to-rsa-key PATH or --to-passphrase")
+        raise ConfigError(
+            "name the key that opens the volume: --to-rsa-key PATH or --to-passphrase"
+        )
     offer = offered(encrypt_rsa_key, encrypt_passphrase)
     store = open_store(meta, SystemRuntime())
     try:
@@ -60,7 +67,7 @@ def rekey(
 
         def change(current: VolumeFormat) -> VolumeFormat:
             if current.encryption != before.encryption:
-                raise ConfigError("somebody else has changed the key meanwhile: try again")
+                raise ConfigError("another command has changed the key at the same time: try again")
             assert after.encryption is not None, "just wrapped"
             return current.with_encryption(after.encryption)
 
@@ -72,6 +79,6 @@ def rekey(
     finally:
         store.close()
     if as_json:
-        click.echo(json.dumps({"volume": before.name, **after.shown()["encryption"]}, indent=2))
+        tell({"volume": before.name, **after.shown()["encryption"]}, meta=meta)
         return
-    click.echo(f"volume {before.name}: its key is wrapped anew")
+    click.echo(f"volume {before.name}: its key is wrapped with the new one")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import Any, Final
 
 import click
 
 from fsclient.background.quota_alerts import near_full
+from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import META_WAIT_S
+from fsclient.cli.options.tell import tell
 from fsclient.volume.metadata_url import naming, open_store
 from fsclient.volume.quota_names import as_json, titles
 from fsclient.volume.units import format_size
@@ -19,11 +20,15 @@ from fsmeta.runtime import SystemRuntime
 NEAR_SHOWN_MAX: Final = 20  # quotas; --json and `slicefs quota list` have all
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "slicefs status redis://localhost/1", "slicefs status --json redis://localhost/1"
+    )
+)
 @click.argument("meta")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(meta: str, as_json: bool) -> None:
-    """Show the volume in META: settings, usage, and who has it mounted."""
+    """Show the volume in META: settings, usage, and the clients that have it mounted."""
     runtime = SystemRuntime()
     store = open_store(meta, runtime)
     try:
@@ -32,7 +37,7 @@ def status(meta: str, as_json: bool) -> None:
     finally:
         store.close()
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        tell(found, meta=meta)
     else:
         _print(found)
 
@@ -68,7 +73,7 @@ def report(meta: Meta, now_ns: int) -> dict[str, Any]:
 
 
 def _sessions(meta: Meta, now_ns: int) -> list[dict[str, Any]]:
-    """Who has the volume mounted, when it was last heard of, and what it holds."""
+    """The clients that have the volume mounted, their last heartbeat, and what they hold."""
     records = meta.sessions.all()
     has = meta.sessions.belongings([each.id for each in records])
     shown = []
@@ -105,7 +110,8 @@ def _print(report: dict[str, Any]) -> None:
     click.echo(f"sessions    {len(report['sessions'])}")
     for each in report["sessions"]:
         where = f"{each.get('host')} pid {each.get('pid')}"
-        line = f"  {each['id']:>6}  {where}  {each.get('mountpoint') or each.get('does')}"
+        what = each.get("mountpoint") or each.get("does") or "a program"  # of the Python library
+        line = f"  {each['id']:>6}  {where}  {what}"
         if "started" in each:
             started = datetime.fromtimestamp(each["started"]).strftime("%Y-%m-%d %H:%M")
             line += f"  since {started}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 import click
 
 from fsclient.cli.options.options import SecondsType
+from fsclient.cli.options.tell import tell_line
 from fsclient.cli.watch.source import ACCESS_LOG, AccessFeed, ending_well, require_mount
 from fsclient.observe.access_line import Line
 from fsmeta.errors import ConfigError
@@ -54,7 +54,7 @@ class _Profile:
     "--seconds",
     type=SecondsType(0.1, 86400),
     default=None,
-    help="Profile a mount for so long; else until Ctrl-C.",
+    help="Profile a mount for this time; by default until Ctrl-C.",
 )
 @click.option("--uid", type=int, default=None, help="Only requests of this user.")
 @click.option("--gid", type=int, default=None, help="Only requests of this group.")
@@ -68,10 +68,10 @@ def profile(
     pid: int | None,
     as_json: bool,
 ) -> None:
-    """Show how often each verb was called and what it took, by time.
+    """Show how often each verb was called and how long it took, sorted by time.
 
-    Of a mount: of the requests from now on, as .accesslog has them; the user of the mount may read
-    it. Of a file that --access-log has written: of all its requests.
+    For a mount it reads .accesslog and counts requests from now on; only the user of the mount may
+    read it. For a file that --access-log has written, it counts all requests in it.
     """
     live = not os.path.isfile(source)
     if not live and seconds is not None:
@@ -82,7 +82,10 @@ def profile(
     lock = runtime.lock()
     with ending_well(source):
         feed = AccessFeed(path, found.take, runtime, lock)
-        ended = feed.ended.wait(seconds)
+        try:
+            ended = feed.ended.wait(seconds)
+        finally:
+            feed.settle()
         if ended and live:
             click.echo(f"slicefs: {source} is no longer mounted", err=True)
         if ended and not live and not feed.accepted and feed.comments:
@@ -99,12 +102,12 @@ def _print(source: str, verbs: dict[str, _Verb], as_json: bool) -> None:
                 "verb": name,
                 "count": verb.count,
                 "errors": verb.errors,
-                "average_us": round(1e6 * verb.seconds / verb.count, 1),
-                "total_us": round(1e6 * verb.seconds),
+                "average_seconds": round(verb.seconds / verb.count, 9),
+                "total_seconds": round(verb.seconds, 9),
             }
             for name, verb in ranked
         ]
-        click.echo(json.dumps({"source": source, "verbs": shown}))
+        tell_line({"verbs": shown}, source=source)
         return
     total = sum(verb.seconds for verb in verbs.values()) or 1.0
     click.echo(f"{'verb':16} {'count':>9} {'errors':>7} {'avg µs':>10} {'total µs':>12} {'%':>6}")

@@ -22,6 +22,8 @@ GONE: Final = frozenset(
 STATS: Final = ".stats"
 ACCESS_LOG: Final = ".accesslog"
 _PIECE_BYTES: Final = 1 << 16
+SETTLE_S: Final = 0.3
+SETTLE_MAX: Final = 5
 
 
 class MountGoneError(Exception):
@@ -35,8 +37,15 @@ def require_mount(mountpoint: str, name: str) -> str:
     if not mountpoint or kernel.find_mount(root) is None:
         raise ConfigError(f"{mountpoint!r} is no mount point: name the directory of a mount")
     if not os.path.exists(path):
-        raise ConfigError(f"{path} is not there: mount without --hide-internal")
+        raise ConfigError(f"{path} is not there: mount without --hide-internal{_beside(name)}")
     return path
+
+
+def _beside(name: str) -> str:
+    """What else a file may be missing for."""
+    if name != ACCESS_LOG:
+        return ""
+    return " or --transport pyfuse3; if it is read-only, with --open-requests always"
 
 
 def read_numbers(path: str) -> dict[str, float]:
@@ -77,6 +86,14 @@ class AccessFeed:
         self.ended = runtime.event()  # set: there are no more lines
         self.accepted = self.comments = 0  # lines, and what is none; final once it has ended
         runtime.spawn("access-feed", self._run)
+
+    def settle(self) -> None:
+        """Return once no line has come for SETTLE_S, or after SETTLE_MAX times that: those of
+        requests that have ended are on their way."""
+        for _ in range(SETTLE_MAX):
+            before = self.accepted
+            if self.ended.wait(SETTLE_S) or self.accepted == before:
+                return
 
     def _run(self) -> None:
         rest = b""

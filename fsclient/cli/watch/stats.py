@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import click
 
 from fsclient.cli.options.options import SecondsType
+from fsclient.cli.options.tell import tell_line
 from fsclient.cli.watch.source import STATS, ending_well, read_numbers, require_mount
 from fsclient.volume.units import format_size
 from fsmeta.runtime import SystemRuntime
@@ -33,12 +33,12 @@ def _rate(*prefixes: str) -> _Column:
     return column
 
 
-def _mean_ms(total: str, count: str) -> _Column:
-    """Milliseconds that each of them took."""
+def _mean_seconds(total: str, count: str) -> _Column:
+    """What each of them took."""
 
     def column(before: Numbers, now: Numbers, seconds: float) -> float:
         spent, done = _rate(total)(before, now, seconds), _rate(count)(before, now, seconds)
-        return 1000 * spent / done if done else 0.0
+        return spent / done if done else 0.0
 
     return column
 
@@ -54,10 +54,10 @@ _COLUMNS: Final[tuple[tuple[str, str, int, str, _Column], ...]] = (
     ("err/s", "errors_per_second", 7, "", _rate("operation_errors_total{")),
     (
         "ms/op",
-        "operation_milliseconds",
+        "operation_seconds",
         7,
         "ms",
-        _mean_ms("operation_seconds_total{", "operations_total{"),
+        _mean_seconds("operation_seconds_total{", "operations_total{"),
     ),
     ("read/s", "read_bytes_per_second", 9, "B", _rate('operation_bytes_total{op="read"}')),
     ("write/s", "write_bytes_per_second", 9, "B", _rate('operation_bytes_total{op="write"}')),
@@ -68,7 +68,7 @@ _COLUMNS: Final[tuple[tuple[str, str, int, str, _Column], ...]] = (
     ("put/s", "object_puts_per_second", 7, "", _rate("object_put_count_total")),
     ("buffer", "buffer_bytes", 9, "B", _value("buffer_writing_bytes")),
     ("queued", "staging_bytes", 9, "B", _value("staging_bytes")),
-    ("lag s", "staging_lag_seconds", 7, "ms", _value("staging_lag_seconds")),
+    ("lag s", "staging_lag_seconds", 7, "s", _value("staging_lag_seconds")),
 )
 
 
@@ -82,7 +82,10 @@ _COLUMNS: Final[tuple[tuple[str, str, int, str, _Column], ...]] = (
     help="Seconds between two lines.",
 )
 @click.option(
-    "--count", type=click.IntRange(1), default=None, help="Lines to print; else until Ctrl-C."
+    "--count",
+    type=click.IntRange(1),
+    default=None,
+    help="Number of lines; by default until Ctrl-C.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 def stats(mountpoint: str, interval: float, count: int | None, as_json: bool) -> None:
@@ -102,8 +105,7 @@ def stats(mountpoint: str, interval: float, count: int | None, as_json: bool) ->
             now, at = read_numbers(path), runtime.monotonic()
             row = {name: column(before, now, at - begun) for _, name, _, _, column in _COLUMNS}
             if as_json:
-                rounded = {name: round(value, 3) for name, value in row.items()}
-                click.echo(json.dumps({"mountpoint": mountpoint, **rounded}))
+                tell_line(_numbers(row), mountpoint=mountpoint)
             else:
                 if printed % EVERY == 0:
                     click.echo(" ".join(f"{head:>{width}}" for head, _, width, _, _ in _COLUMNS))
@@ -111,10 +113,18 @@ def stats(mountpoint: str, interval: float, count: int | None, as_json: bool) ->
             before, begun, printed = now, at, printed + 1
 
 
+def _numbers(row: Numbers) -> dict[str, float]:
+    """Sizes are whole bytes; times to the microsecond."""
+    sizes = {name for _, name, _, _, _ in _COLUMNS if name.endswith("_bytes")}
+    return {name: int(value) if name in sizes else round(value, 6) for name, value in row.items()}
+
+
 def _row(row: Mapping[str, float]) -> str:
     cells = []
     for _, name, width, unit, _ in _COLUMNS:
         value = row[name]
-        shown = f"{value:.2f}" if unit == "ms" else f"{value:.0f}"
+        if unit == "ms":
+            value *= 1000
+        shown = f"{value:.2f}" if unit in ("ms", "s") else f"{value:.0f}"
         cells.append(f"{format_size(int(value)) if unit == 'B' else shown:>{width}}")
     return " ".join(cells)

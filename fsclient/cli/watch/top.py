@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import click
 
 from fsclient.cli.options.options import SecondsType
+from fsclient.cli.options.tell import tell_line
 from fsclient.cli.watch.source import (
     ACCESS_LOG,
     AccessFeed,
@@ -87,7 +87,10 @@ class _Table:
     help="Seconds between two tables.",
 )
 @click.option(
-    "--count", type=click.IntRange(1), default=None, help="Tables to print; else until Ctrl-C."
+    "--count",
+    type=click.IntRange(1),
+    default=None,
+    help="Number of tables; by default until Ctrl-C.",
 )
 @click.option(
     "--rows", type=click.IntRange(1), default=20, show_default=True, help="Rows of a table."
@@ -96,10 +99,11 @@ class _Table:
 def top(
     mountpoint: str, by: str, interval: float, count: int | None, rows: int, as_json: bool
 ) -> None:
-    """Show for whom the mount on MOUNTPOINT works most, by time, a table each interval.
+    """Show for which users, groups, processes or files the mount on MOUNTPOINT works most, by time,
+    a table each interval.
 
-    Needs the user of the mount: it reads .accesslog. What the kernel answers by itself is not
-    there. The mount counts as in use meanwhile.
+    Only the user of the mount may run it: it reads .accesslog. Requests that the kernel answers by
+    itself are not counted. The mount is in use while the command runs.
     """
     path = require_mount(mountpoint, ACCESS_LOG)
     runtime = SystemRuntime()
@@ -127,7 +131,7 @@ def _print_json(mountpoint: str, by: str, rows: list[tuple[str, str, _Row]]) -> 
     shown: list[dict[str, Any]] = []
     for key, name, row in rows:
         shown.append({by: int(key) if key.isdigit() else key, "name": name, **asdict(row)})
-    click.echo(json.dumps({"mountpoint": mountpoint, "by": by, "rows": shown}))
+    tell_line({"by": by, "rows": shown}, mountpoint=mountpoint)
 
 
 def _print(by: str, rows: list[tuple[str, str, _Row]]) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
-from fsclient.fuse.wire import abi, pack
+from fsclient.fuse.wire import abi, listing, pack
 from fsclient.fuse.wire.operation import Operation
 from fsclient.fuse.wire.pack import Answer
 from fsclient.fuse.wire.parse import BODY, name_at, no_args
@@ -24,30 +24,35 @@ from fsclient.fuse.wire.protocol import (
     WRITE_LOCKOWNER,
     Opcode,
 )
-from fsclient.kernel.contract import FIRST_VIRTUAL_INO, FileSystem
+from fsclient.kernel.contract import FIRST_VIRTUAL_INO, FileSystem, OpenOut, WriteHow
 from fsclient.kernel.later import Later, Outcome
 from fsmeta.types import Caller, Ino
 
+_new: Final = tuple.__new__  # makes a NamedTuple in half the time of its constructor
 _WRITE_DATA: Final = BODY + abi.WRITE_IN.size
+_HOW_MASK: Final = WRITE_CACHE | WRITE_LOCKOWNER | WRITE_KILL_SUIDGID
+assert not _HOW_MASK & os.O_APPEND, "both are in one key"
 
 
-def _parse_create(view: memoryview, end: int) -> tuple[bytes, int, int, bool, int]:
+class _CreateIn(NamedTuple):
+    """What CREATE asks for: `FileSystem.create`."""
+
+    name: bytes
+    mode: int
+    flags: int
+    kill_suid: bool
+    umask: int
+
+
+def _parse_create(view: memoryview, end: int) -> tuple[_CreateIn]:
     flags, mode, umask, open_flags = abi.CREATE_IN.unpack_from(view, BODY)
     name = name_at(view, BODY + abi.CREATE_IN.size, end)
-    return name, mode, flags, bool(open_flags & OPEN_KILL_SUIDGID), umask
+    kill_suid = bool(open_flags & OPEN_KILL_SUIDGID)
+    return (_new(_CreateIn, (name, mode, flags, kill_suid, umask)),)
 
 
-def _create(
-    fs: FileSystem,
-    caller: Caller,
-    parent: Ino,
-    name: bytes,
-    mode: int,
-    flags: int,
-    kill_suid: bool,
-    umask: int,
-) -> bytes:
-    return pack.create_out(*fs.create(caller, parent, name, mode, flags, kill_suid, umask))
+def _create(fs: FileSystem, caller: Caller, parent: Ino, asked: _CreateIn) -> bytes:
+    return pack.create_out(*fs.create(caller, parent, *asked))
 
 
 def _parse_open(view: memoryview, _end: int) -> tuple[int, bool]:
@@ -55,8 +60,15 @@ def _parse_open(view: memoryview, _end: int) -> tuple[int, bool]:
     return flags, bool(open_flags & OPEN_KILL_SUIDGID)
 
 
-def _open(fs: FileSystem, caller: Caller, ino: Ino, flags: int, kill_suid: bool) -> bytes:
-    return pack.open_out(fs.open(caller, ino, flags, kill_suid))
+def _open(
+    fs: FileSystem, caller: Caller, ino: Ino, flags: int, kill_suid: bool
+) -> bytes | Later[bytes]:
+    opened = fs.begin_open(caller, ino, flags, kill_suid)
+    return opened.map(_opened_later) if isinstance(opened, Later) else pack.open_out(opened)
+
+
+def _opened_later(outcome: Outcome[OpenOut]) -> bytes:
+    return pack.open_out(outcome())
 
 
 def _parse_read(view: memoryview, _end: int) -> tuple[int, int, int, bool]:
@@ -72,26 +84,40 @@ def _read(
     return fs.read(caller, ino, fh, offset, size, past_pages)
 
 
-def _parse_write(view: memoryview, end: int) -> tuple[int, int, memoryview, int, int]:
+class _WriteIn(NamedTuple):
+    """What WRITE brings; `how` are its own flags, `flags` are those of open(2)."""
+
+    fh: int
+    offset: int
+    data: memoryview
+    how: int
+    flags: int
+
+
+def _parse_write(view: memoryview, end: int) -> tuple[_WriteIn]:
     fh, offset, _size, how, _owner, flags = abi.WRITE_IN.unpack_from(view, BODY)
-    return fh, offset, view[_WRITE_DATA:end], how, flags
+    return (_new(_WriteIn, (fh, offset, view[_WRITE_DATA:end], how, flags)),)
 
 
-def _write(
-    fs: FileSystem,
-    caller: Caller,
-    ino: Ino,
-    fh: int,
-    offset: int,
-    data: memoryview,
-    how: int,
-    flags: int,
-) -> bytes | Later[bytes]:
-    append = bool(flags & os.O_APPEND and not how & WRITE_CACHE)
-    past_pages, kill_suid = bool(how & WRITE_LOCKOWNER), bool(how & WRITE_KILL_SUIDGID)
-    taken = fs.write(caller, ino, fh, offset, data, kill_suid, append, past_pages)
+def _write_how(how: int, appends: int) -> WriteHow:
+    append = bool(appends and not how & WRITE_CACHE)
+    return WriteHow(bool(how & WRITE_KILL_SUIDGID), append, bool(how & WRITE_LOCKOWNER))
+
+
+# made once: by the flags of WRITE, and O_APPEND
+_HOWS: Final = {
+    how | appends: _write_how(how, appends)
+    for how in range(_HOW_MASK + 1)
+    for appends in (0, os.O_APPEND)
+}
+
+
+def _write(fs: FileSystem, caller: Caller, ino: Ino, asked: _WriteIn) -> bytes | Later[bytes]:
+    fh, offset, data, flags_in, flags = asked
+    how = _HOWS[flags_in & _HOW_MASK | flags & os.O_APPEND]
+    taken = fs.write(caller, ino, fh, offset, data, how)
     answer = abi.WRITE_OUT.pack(taken)
-    if past_pages:
+    if how.past_pages:
         later = fs.written_past_pages(ino, fh, offset, taken, bool(flags & os.O_DIRECT))
         if later is not None:
             return later.map(partial(_settled, answer))
@@ -134,31 +160,30 @@ def _release(fs: FileSystem, _caller: Caller, ino: Ino, fh: int) -> bytes:
 
 
 def _opendir(fs: FileSystem, caller: Caller, ino: Ino, _flags: int, _kill_suid: bool) -> bytes:
-    return pack.open_out(fs.opendir(caller, ino))
+    return pack.open_out(fs.directories.opendir(caller, ino))
 
 
 def _readdir(
     fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int, _: bool
 ) -> bytes:
-    names, cookies = fs.readdir(caller, ino, fh, cookie, size // abi.DIRENT.size)
-    return pack.dirents(names, cookies, size)
+    names, cookies = fs.directories.readdir(caller, ino, fh, cookie, size // abi.DIRENT.size)
+    return listing.dirents(names, cookies, size)
 
 
 def _readdirplus(
     fs: FileSystem, caller: Caller, ino: Ino, fh: int, cookie: int, size: int, _: bool
 ) -> bytes:
-    names, cookies = fs.readdir(caller, ino, fh, cookie, size // abi.DIRENTPLUS.size)
-    taken = pack.fitting(names, size)
-    return pack.dirents_plus(taken, fs.entries(ino, taken), cookies)
+    fits = partial(listing.fitting, size=size)
+    return listing.dirents_plus(*fs.directories.readdirplus(caller, ino, fh, cookie, fits))
 
 
 def _fsyncdir(fs: FileSystem, caller: Caller, ino: Ino, fh: int, _data_only: bool) -> bytes:
-    fs.fsyncdir(caller, ino, fh)
+    fs.directories.fsyncdir(caller, ino, fh)
     return b""
 
 
 def _releasedir(fs: FileSystem, _caller: Caller, ino: Ino, fh: int) -> bytes:
-    fs.releasedir(ino, fh)
+    fs.directories.releasedir(ino, fh)
     return b""
 
 

@@ -29,6 +29,7 @@ _XFLAGS: Final = {  # FS_XFLAG_* by FS_*_FL
     FLAG_NOATIME: 0x40,
     FLAG_NODUMP: 0x80,
 }
+_OUT_BYTES_MAX: Final = 4096  # more than any ioctl here answers
 _DONE: Final = abi.IOCTL_OUT.pack(0, 0, 0, 0)
 
 
@@ -42,14 +43,14 @@ def _ioctl(
 ) -> bytes:
     match cmd:
         case abi.FS_IOC_GETFLAGS:
-            return _value(_FLAGS.pack(fs.getflags(caller, ino)), out_size)
+            return _value(_FLAGS.pack(fs.xattrs.getflags(caller, ino)), out_size)
         case abi.FS_IOC_FSGETXATTR:
-            xflags = sum(_XFLAGS[bit] for bit in _XFLAGS if fs.getflags(caller, ino) & bit)
+            xflags = sum(_XFLAGS[bit] for bit in _XFLAGS if fs.xattrs.getflags(caller, ino) & bit)
             return _value(_XATTR.pack(xflags, 0, 0, 0, 0), out_size)
         case abi.FS_IOC_SETFLAGS if len(given) >= _FLAGS.size:
-            fs.setflags(caller, ino, _FLAGS.unpack_from(given)[0])
+            fs.xattrs.setflags(caller, ino, _FLAGS.unpack_from(given)[0])
         case abi.FS_IOC_FSSETXATTR if len(given) >= _XATTR.size:
-            fs.setflags(caller, ino, _flags_of(given))
+            fs.xattrs.setflags(caller, ino, _flags_of(given))
         case _:
             raise OSError(errno.ENOTTY, f"ioctl {cmd:#x}")
     return _DONE
@@ -57,6 +58,7 @@ def _ioctl(
 
 def _value(value: bytes, out_size: int) -> bytes:
     """An answer of the length that the kernel has room for."""
+    out_size = min(out_size, _OUT_BYTES_MAX)
     return _DONE + value.ljust(out_size, b"\0")[:out_size]
 
 

@@ -1,8 +1,9 @@
 """Requests about file locks: the rows of the opcode table and their handlers.
 
 Called through the table in `fuse/dispatch`. See `dispatch/names` for the shape of parsers and
-handlers. A request that waits has no answer here: whoever learns the outcome answers it by its id.
-The kernel counts bytes from the first to the last of a range, and has judged how the file is open.
+handlers. A request that waits has no answer here: the thread that learns the outcome answers it by
+its id. The kernel counts bytes from the first to the last of a range, and has checked how the file
+is open.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from fsclient.fuse.wire import abi
 from fsclient.fuse.wire.operation import Operation
@@ -23,25 +24,26 @@ from fsmeta.types import Caller, Ino
 _FREE: Final = abi.LK_OUT.pack(0, 0, fcntl.F_UNLCK, 0)
 
 
-def _parse_lock(view: memoryview, _end: int) -> tuple[int, int, int, int, FileLock, bool]:
+class _LockIn(NamedTuple):
+    """What GETLK, SETLK and SETLKW ask for; `kind` is F_RDLCK, F_WRLCK or F_UNLCK."""
+
+    request: int
+    fh: int
+    owner: int
+    kind: int
+    lock: FileLock
+    flock: bool
+
+
+def _parse_lock(view: memoryview, _end: int) -> tuple[_LockIn]:
     _, _, request = abi.IN_HEADER.unpack_from(view)[:3]
     fh, owner, first, last, kind, pid, flags = abi.LK_IN.unpack_from(view, BODY)
     lock = FileLock(kind == fcntl.F_WRLCK, first, last + 1, pid)
-    return request, fh, owner, kind, lock, bool(flags & LK_FLOCK)
+    return (_LockIn(request, fh, owner, kind, lock, bool(flags & LK_FLOCK)),)
 
 
-def _getlk(
-    fs: FileSystem,
-    _caller: Caller,
-    ino: Ino,
-    _request: int,
-    fh: int,
-    owner: int,
-    _kind: int,
-    lock: FileLock,
-    _flock: bool,
-) -> bytes:
-    bar = fs.getlk(ino, fh, owner, lock)
+def _getlk(fs: FileSystem, _caller: Caller, ino: Ino, asked: _LockIn) -> bytes:
+    bar = fs.locks.getlk(ino, asked.owner, asked.lock)
     if bar is None:
         return _FREE
     kind = fcntl.F_WRLCK if bar.write else fcntl.F_RDLCK
@@ -49,21 +51,13 @@ def _getlk(
 
 
 def _setlk(
-    fs: FileSystem,
-    _caller: Caller,
-    _ino: Ino,
-    request: int,
-    fh: int,
-    owner: int,
-    kind: int,
-    lock: FileLock,
-    flock: bool,
-    wait: bool,
+    fs: FileSystem, _caller: Caller, _ino: Ino, asked: _LockIn, wait: bool
 ) -> bytes | Later[bytes] | None:
+    request, fh, owner, kind, lock, flock = asked
     if kind == fcntl.F_UNLCK:
-        later = fs.unlock(fh, owner, lock, flock)
+        later = fs.locks.unlock(fh, owner, lock, flock)
         return b"" if later is None else later.map(_done)
-    return b"" if fs.setlk(fh, owner, lock, flock, request, wait) else None
+    return b"" if fs.locks.setlk(fh, owner, lock, flock, request, wait) else None
 
 
 def _done(outcome: Outcome[None]) -> bytes:

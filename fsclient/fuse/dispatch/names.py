@@ -49,9 +49,10 @@ def _forget(fs: FileSystem, _caller: Caller, ino: Ino, lookups: int) -> None:
     fs.forget(ino, lookups)
 
 
-def _parse_batch_forget(view: memoryview, _end: int) -> tuple[list[tuple[int, int]]]:
+def _parse_batch_forget(view: memoryview, end: int) -> tuple[list[tuple[int, int]]]:
     (count,) = abi.BATCH_FORGET_IN.unpack_from(view, BODY)
     begin = BODY + abi.BATCH_FORGET_IN.size
+    count = min(count, (end - begin) // abi.FORGET_ONE.size)
     ones = view[begin : begin + count * abi.FORGET_ONE.size]
     return ([(ino, lookups) for ino, lookups in abi.FORGET_ONE.iter_unpack(ones)],)
 
@@ -104,8 +105,8 @@ def _parse_setattr(view: memoryview, _end: int) -> tuple[SetAttr, int | None]:
 def _setattr(fs: FileSystem, caller: Caller, ino: Ino, want: SetAttr, fh: int | None) -> bytes:
     """A request for nothing comes before a write that drops S_ISUID: file_remove_privs().
 
-    The kernel keeps the mode of our answer and asks no more, so the bit must be gone in it, or who
-    overwrites a program could still run it as its owner. Root keeps the bit.
+    The kernel keeps the mode of our answer and asks no more, so the bit must be gone in it, or a
+    user that overwrites a program could still run it as its owner. Root keeps the bit.
     """
     if want == _NOTHING and caller.uid != 0:
         want = _KILL_SUID

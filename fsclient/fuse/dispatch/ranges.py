@@ -1,7 +1,7 @@
 """Requests about ranges of open files, and O_TMPFILE: rows of the opcode table and their handlers.
 
 Called through the table in `fuse/dispatch`. See `dispatch/names` for the shape of parsers and
-handlers. The kernel judges most of it before it asks: it refuses fallocate modes other than those
+handlers. The kernel checks most of it before it asks: it refuses fallocate modes other than those
 of `fsmeta.ops.data.ranges` (COLLAPSE_RANGE and INSERT_RANGE among them), and copies that overlap.
 """
 
@@ -16,7 +16,8 @@ from fsclient.fuse.wire import abi, pack
 from fsclient.fuse.wire.operation import Operation
 from fsclient.fuse.wire.parse import BODY
 from fsclient.fuse.wire.protocol import Opcode
-from fsclient.kernel.contract import FileSystem
+from fsclient.kernel.contract import CopyRange, FileSystem
+from fsclient.kernel.later import Later
 from fsmeta.types import FILE_SIZE_MAX, Caller, Ino
 
 COPY_MAX_BYTES: Final = 1 << 31  # the answer to COPY_FILE_RANGE has 32 bits; a page's multiple
@@ -30,7 +31,7 @@ def _parse_fallocate(view: memoryview, _end: int) -> tuple[int, int, int, int]:
 def _fallocate(
     fs: FileSystem, caller: Caller, ino: Ino, fh: int, mode: int, offset: int, length: int
 ) -> bytes:
-    fs.fallocate(caller, ino, fh, mode, offset, length)
+    fs.ranges.fallocate(caller, ino, fh, mode, offset, length)
     return b""
 
 
@@ -39,34 +40,30 @@ def _parse_lseek(view: memoryview, _end: int) -> tuple[int, int, int]:
     return fh, offset, whence
 
 
-def _lseek(fs: FileSystem, caller: Caller, ino: Ino, fh: int, offset: int, whence: int) -> bytes:
-    return abi.LSEEK_OUT.pack(fs.lseek(caller, ino, fh, offset, whence))
+def _lseek(
+    fs: FileSystem, caller: Caller, ino: Ino, fh: int, offset: int, whence: int
+) -> bytes | Later[bytes]:
+    found = fs.ranges.lseek(caller, ino, fh, offset, whence)
+    if isinstance(found, Later):
+        return found.map(lambda outcome: abi.LSEEK_OUT.pack(outcome()))
+    return abi.LSEEK_OUT.pack(found)
 
 
-def _parse_copy(view: memoryview, _end: int) -> tuple[int, int, int, int, int, int]:
-    fh, offset, ino_out, fh_out, offset_out, length, _flags = abi.COPY_FILE_RANGE_IN.unpack_from(
-        view, BODY
-    )
-    return fh, offset, ino_out, fh_out, offset_out, length
+def _parse_copy(view: memoryview, _end: int) -> tuple[CopyRange]:
+    *copy, _flags = abi.COPY_FILE_RANGE_IN.unpack_from(view, BODY)
+    return (CopyRange(*copy),)
 
 
 def _copy(
     fs: FileSystem,
     caller: Caller,
     ino: Ino,
-    fh: int,
-    offset: int,
-    ino_out: int,
-    fh_out: int,
-    offset_out: int,
-    length: int,
+    copy: CopyRange,
     answer: Struct = abi.WRITE_OUT,
     most: int = COPY_MAX_BYTES,
 ) -> bytes:
-    length = min(length, most)
-    return answer.pack(
-        fs.copy_file_range(caller, ino, fh, offset, Ino(ino_out), fh_out, offset_out, length)
-    )
+    copy = copy._replace(length=min(copy.length, most))
+    return answer.pack(fs.ranges.copy_file_range(caller, ino, copy))
 
 
 _copy_64: Final = partial(_copy, answer=abi.COPY_FILE_RANGE_OUT, most=FILE_SIZE_MAX)

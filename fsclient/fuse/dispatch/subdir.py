@@ -1,10 +1,10 @@
-"""A mount of a directory below the root: the kernel's root node stands for that directory.
+"""A mount of a directory below the root: the kernel's root node is that directory.
 
 The kernel calls the root of a mount ROOT_ID, whatever it is. Only requests need to be put right,
 and notifications: no answer names the root of a mount. `Dispatcher` and `Session` use this where a
-mount is not of the whole volume; others pay nothing for it.
+mount is not of the whole volume; other mounts pay nothing for it.
 
-Threading: as what they stand before.
+Threading: as what they wrap.
 """
 
 from __future__ import annotations

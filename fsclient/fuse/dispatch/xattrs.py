@@ -42,7 +42,7 @@ def _setxattr(
     flags: int,
     kill_sgid: bool,
 ) -> bytes:
-    fs.setxattr(caller, ino, name, value, flags, kill_sgid)
+    fs.xattrs.setxattr(caller, ino, name, value, flags, kill_sgid)
     return b""
 
 
@@ -55,10 +55,10 @@ def _parse_getxattr(view: memoryview, end: int) -> tuple[int, bytes]:
 def _getxattr(
     fs: FileSystem, caller: Caller, ino: Ino, size: int, name: bytes
 ) -> bytes | Later[bytes]:
-    later = fs.question(caller, ino, name)
+    later = fs.xattrs.question(caller, ino, name)
     if later is not None:
         return later.map(lambda value: _sized(value(), size))
-    return _sized(fs.getxattr(caller, ino, name), size)
+    return _sized(fs.xattrs.getxattr(caller, ino, name), size)
 
 
 def _parse_listxattr(view: memoryview, _end: int) -> tuple[int]:
@@ -67,7 +67,7 @@ def _parse_listxattr(view: memoryview, _end: int) -> tuple[int]:
 
 
 def _listxattr(fs: FileSystem, caller: Caller, ino: Ino, size: int) -> bytes:
-    names = fs.listxattr(caller, ino)
+    names = fs.xattrs.listxattr(caller, ino)
     return _sized(b"".join(name + b"\0" for name in names), size)
 
 
@@ -81,7 +81,7 @@ def _sized(value: bytes, size: int) -> bytes:
 
 
 def _removexattr(fs: FileSystem, caller: Caller, ino: Ino, name: bytes) -> bytes:
-    fs.removexattr(caller, ino, name)
+    fs.xattrs.removexattr(caller, ino, name)
     return b""
 
 

@@ -5,8 +5,8 @@ failure is a ConfigError that names the thing and the remedy.
 
 As root the flags are exactly what the options say (like mount(8): without `nosuid` and `nodev`,
 set-uid programs and device nodes work) and everyone may enter (`allow_other`). fusermount3 always
-adds `nosuid,nodev`, and `allow_other` needs `user_allow_other` in /etc/fuse.conf. The kernel judges
-permissions (`default_permissions`) in both.
+adds `nosuid,nodev`, and `allow_other` needs `user_allow_other` in /etc/fuse.conf. The kernel checks
+permissions (`default_permissions`) in both, unless the mount squashes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fsclient.fuse.mount.mount_options import MountOptions, parse_options
-from fsclient.kernel.contract import REMOUNTED_XATTR
+from fsclient.kernel.xattr_names import REMOUNTED_XATTR
 from fsmeta.errors import ConfigError
 
 FUSE_TYPE: Final = "fuse.slicefs"
@@ -82,16 +82,20 @@ class MountHolder(NamedTuple):
         )
 
 
-def mount(mountpoint: str, source: str, options: Iterable[str] = ()) -> Mounted:
+def mount(
+    mountpoint: str, source: str, options: Iterable[str] = (), kernel_judges: bool = True
+) -> Mounted:
     """Mount `source` (the volume's name) on the directory `mountpoint`.
+
+    `kernel_judges`: it checks permissions before it asks (`default_permissions`).
 
     Raises: ConfigError.
     """
     parsed = parse_options(options)
     path = _checked_mountpoint(mountpoint)
     if os.geteuid() == 0:
-        return Mounted(_mount_as_root(path, source, parsed), path)
-    return Mounted(_mount_as_user(path, source, parsed), path)
+        return Mounted(_mount_as_root(path, source, parsed, kernel_judges), path)
+    return Mounted(_mount_as_user(path, source, parsed, kernel_judges), path)
 
 
 def remount(mountpoint: str, options: Iterable[str]) -> None:
@@ -110,12 +114,12 @@ def remount(mountpoint: str, options: Iterable[str]) -> None:
         number = ctypes.get_errno()
         why = "files are open for writing" if number == errno.EBUSY else os.strerror(number)
         raise ConfigError(f"can't remount {path}: {why}")
-    with suppress(OSError):  # who serves it may be of another version
+    with suppress(OSError):  # the serving client may be of another version
         os.getxattr(path, REMOUNTED_XATTR)
 
 
 def umount(mountpoint: str, lazy: bool = False) -> None:
-    """Unmount; `lazy` detaches at once and ends when nobody uses it any more.
+    """Unmount; `lazy` detaches at once and ends when no process uses it any more.
 
     Raises: ConfigError where it is busy or not a mount.
     """
@@ -140,6 +144,12 @@ def find_mount(mountpoint: str) -> MountInfo | None:
         if info.mountpoint == path:
             found = info
     return found
+
+
+def real_path(mountpoint: str) -> str:
+    """The path of a directory, links resolved; what is mounted there is not asked."""
+    path = _without_asking(mountpoint)
+    return path if find_mount(path) is not None else os.path.realpath(mountpoint)
 
 
 def find_flags(mountpoint: str) -> tuple[str, ...]:
@@ -196,7 +206,7 @@ def find_servers(info: MountInfo) -> list[int]:
 
 
 def find_holders(info: MountInfo) -> dict[int, MountHolder]:
-    """Who sees a file system, as far as we may look, by the ids of its mounts.
+    """Processes that see a file system, as far as we may look, by the ids of its mounts.
 
     A bind mount keeps it, and every mount namespace that was made meanwhile has a copy of its own:
     containers, services with PrivateMounts, unshare(1). Its device number may be given to another
@@ -217,8 +227,8 @@ def find_holders(info: MountInfo) -> dict[int, MountHolder]:
 def find_pins() -> list[str]:
     """What keeps mount namespaces in which no process runs, and all that is mounted there.
 
-    That is open files, `/proc/PID/ns/mnt` as a rule, and places where one is mounted. What is
-    mounted in such a namespace only who enters it can see.
+    That is open files, `/proc/PID/ns/mnt` as a rule, and places where one is mounted. A process
+    must enter such a namespace to see what is mounted there.
     """
     inhabited: set[str] = set()
     held: dict[str, str] = {}
@@ -290,12 +300,17 @@ def _without_asking(mountpoint: str) -> str:
     return os.path.join(os.path.realpath(parent), name)
 
 
-def _mount_as_root(path: str, source: str, options: MountOptions) -> int:
+_JUDGES: Final = "default_permissions"
+
+
+def _mount_as_root(path: str, source: str, options: MountOptions, judges: bool) -> int:
     fd = _open_device()
     words = [
-        f"fd={fd},rootmode=40000,user_id=0,group_id=0,default_permissions",
+        f"fd={fd},rootmode=40000,user_id=0,group_id=0",
         f"max_read={options.max_read_bytes}",
     ]
+    if judges:
+        words.append(_JUDGES)
     if options.allow_other is not False:
         words.append("allow_other")
     data = ",".join(words).encode()
@@ -340,7 +355,7 @@ def _umount_error(path: str, number: int) -> ConfigError:
     return ConfigError(f"can't unmount {path}: {remedies.get(number, os.strerror(number))}")
 
 
-def _mount_as_user(path: str, source: str, options: MountOptions) -> int:
+def _mount_as_user(path: str, source: str, options: MountOptions, judges: bool) -> int:
     """Have fusermount3 mount, and take the descriptor that it sends over _FUSE_COMMFD."""
     if options.allow_other and not user_allow_other():
         raise ConfigError(
@@ -358,10 +373,11 @@ def _mount_as_user(path: str, source: str, options: MountOptions) -> int:
     words = [
         f"fsname={_escaped(source)}",
         f"subtype={FUSE_TYPE.partition('.')[2]}",
-        "default_permissions",
         f"max_read={options.max_read_bytes}",
         *options.words(),
     ]
+    if judges:
+        words.append(_JUDGES)
     if options.allow_other:
         words.append("allow_other")
     ours, theirs = socket.socketpair()

@@ -69,7 +69,7 @@ class MountOptions(NamedTuple):
     flags: int = 0  # MS_* of mount(2)
     allow_other: bool | None = None  # None: as root
     max_read_bytes: int = MAX_READ_BYTES
-    acl: bool | None = None  # whether the kernel judges by ACLs; None: where the volume has any
+    acl: bool | None = None  # whether the kernel checks ACLs; None: where the volume has any
 
     def words(self) -> list[str]:
         """The flags as fusermount3 spells them; `relatime` is what the kernel does unasked.

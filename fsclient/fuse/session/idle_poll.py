@@ -1,14 +1,14 @@
 """Keeps the processors from halting while requests flow, where waking one costs more than serving.
 
-A request wakes this process, its answer wakes who waits for it, and a verb wakes the metadata
-server and this process again. Waking a processor that has halted takes a few µs on hardware, but
-40 to 60 in some virtual machines (docs/design/serving-requests). Linux lets root ask that idle
-processors poll for work instead: who writes 0 to `/dev/cpu_dma_latency` has that until the number
-is taken back or the file is closed (Documentation/power/pm_qos_interface.rst).
+A request wakes this process, its answer wakes the program that waits for it, and a verb wakes the
+metadata server and this process again. Waking a processor that has halted takes a few µs on
+hardware, but 40 to 60 in some virtual machines (docs/design/serving-requests). Linux lets root ask
+that idle processors poll for work instead: a 0 written to `/dev/cpu_dma_latency` holds until the
+number is taken back or the file is closed (Documentation/power/pm_qos_interface.rst).
 
-Made by `serve`, called by the session when the watcher of its crew looks, which it does only while
-there are requests. It asks while there are many, and takes it back when they become few. `auto`
-does so only in a virtual machine, and only where a trial at the mount shows that it helps.
+Made by `serve`, called by the session when the watcher of its thread pool looks, which it does only
+while there are requests. It asks while there are many, and takes it back when they become few.
+`auto` does so only in a virtual machine, and only where a trial at the mount shows that it helps.
 
 Threading: `probe` comes first, then the watcher alone. The file is closed when the process ends.
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import statistics
 import struct
 from typing import Final
 
@@ -77,6 +76,15 @@ class IdlePolling:
             "will poll while busy" if self._wanted else "no use in polling",
         )
 
+    @property
+    def pays(self) -> bool:
+        """Whether it is worth it, as far as that was found out."""
+        return self._wanted
+
+    def believe(self, pays: bool) -> None:
+        """What an earlier process has found out by `probe`."""
+        self._wanted = self._descriptor is not None and (self._wanted or pays)
+
     def look(self, served: int) -> None:
         """Called every few ms while there are requests, with their number so far."""
         if not self._wanted:
@@ -91,7 +99,7 @@ class IdlePolling:
             self._ask(False)
 
     def rest(self) -> None:
-        """There are no requests; nobody will look for a while."""
+        """There are no requests; the watcher will not look for a while."""
         self._level = 0
         if self.asked:
             self._ask(False)
@@ -160,7 +168,7 @@ def wake_s(runtime: Runtime) -> float:
         echoing.join()
         os.close(ours)
         os.close(theirs)
-    return statistics.quantiles(taken, n=4)[0]  # who else works now only adds to it
+    return sorted(taken)[_ROUNDS // 4]  # other load only adds to it
 
 
 def _round_s(runtime: Runtime, source: int, target: int) -> float:

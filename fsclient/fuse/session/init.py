@@ -15,26 +15,30 @@ Taken when offered:
                             says so, which it does for every chown of a file
   CACHE_SYMLINKS            targets never change
   SETXATTR_EXT, INIT_EXT    longer forms of two structs
-  POSIX_ACL                 the kernel judges by ACLs, which it asks for and keeps as attributes.
+  POSIX_ACL                 the kernel checks ACLs, which it asks for and keeps as attributes.
                             Not where the volume has none: of the root, which is there before INIT,
-                            it keeps no ACL, and asks at each path walk of who does not own it
+                            it keeps no ACL, and asks at each path walk by another than its owner
   DONT_MASK                 creations bring the umask along, which a default ACL makes void
   CREATE_SUPP_GROUP         creations name the caller's supplementary group that matches the
                             directory's, which S_ISGID rules need
   HAS_EXPIRE_ONLY           entries can be expired without tearing down what is below them
   DIRECT_IO_ALLOW_MMAP      mmap(2) keeps working on files opened for direct I/O
   ABORT_ERROR               an aborted connection says so
-  POSIX_LOCKS, FLOCK_LOCKS  locks hold for all mounts; else the kernel keeps them to itself
+  POSIX_LOCKS, FLOCK_LOCKS  locks hold for all mounts; else the kernel keeps them to itself. Not
+                            with zero-message opens: no FLUSH or RELEASE would say that they end
+  AUTO_INVAL_DATA           with zero-message opens: a size or mtime that changed drops pages, as
+                            open(2) has it elsewhere
   EXPORT_SUPPORT            inodes are found by their number when the kernel has dropped them, for
                             NFS and open_by_handle_at(2). Not where a directory of the volume is
                             mounted: a number may be of what is outside
 Left: WRITEBACK_CACHE (close(2) must find our errors, and sizes are ours), SPLICE_* (Python
 would copy anyway), ALLOW_IDMAP (requests then carry no uid). PASSTHROUGH only where it is asked
-for, with a `max_stack_depth` of 1; no mount does so yet (`backing`).
+for, with a `max_stack_depth` of 1 (`backing`).
 """
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Final, NamedTuple
 
 from fsclient.fuse.wire.abi import INIT_IN, INIT_IN_OLD, INIT_OUT
@@ -42,6 +46,7 @@ from fsclient.fuse.wire.protocol import KERNEL_MAJOR, KERNEL_MINOR, KERNEL_MINOR
 
 PAGE_BYTES: Final = 4096  # the kernel counts max_pages in its own pages; larger ones only add room
 MAX_WRITE_BYTES: Final = 1 << 20  # fs.fuse.max_pages_limit is 256 pages by default
+_KEPT: Final = Struct("=6Q")  # an Agreement
 
 _ALWAYS: Final = (
     Init.ASYNC_READ
@@ -73,9 +78,10 @@ class KernelWants(NamedTuple):
     readdirplus_auto: bool = True  # else every listing brings attributes
     auto_inval_data: bool = False  # drop pages when a changed mtime is seen
     explicit_inval_data: bool = False  # keep pages when a changed size is seen
-    acl: bool = False  # let the kernel judge by ACLs
+    acl: bool = False  # let the kernel check ACLs
     export: bool = False  # inodes may be looked up by number
     passthrough: bool = False  # open files may be backed by files of a local disk
+    zero_message: bool = False  # `dispatch/zero_message`: no open asks us
 
     def flags(self) -> Init:
         """The flags to take where the kernel offers them."""
@@ -94,6 +100,9 @@ class KernelWants(NamedTuple):
             wanted |= Init.EXPORT_SUPPORT
         if self.passthrough:
             wanted |= Init.PASSTHROUGH
+        if self.zero_message:
+            wanted |= Init.NO_OPEN_SUPPORT | Init.NO_OPENDIR_SUPPORT | Init.AUTO_INVAL_DATA
+            wanted &= ~(Init.POSIX_LOCKS | Init.FLOCK_LOCKS)
         return wanted
 
 
@@ -158,3 +167,14 @@ def pack_init(agreed: Agreement) -> bytes:
         agreed.flags >> 32,
         agreed.max_stack_depth,
     )
+
+
+def pack_kept(agreed: Agreement) -> bytes:
+    """An agreement, for the next process that serves the mount."""
+    return _KEPT.pack(*map(int, agreed))
+
+
+def kept_agreement(value: bytes) -> Agreement:
+    """What `pack_kept` has packed."""
+    minor, flags, *numbers = _KEPT.unpack(value)
+    return Agreement(minor, Init(flags), *numbers)

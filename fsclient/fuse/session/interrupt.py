@@ -30,7 +30,7 @@ class Interrupts:
 
     def __init__(self, slots: int) -> None:
         self.serving = [ABSENT] * slots  # unique id of the request that is served
-        self.aside: dict[int, Callable[[], None]] = {}  # how to cancel what was put aside, by id
+        self.aside: dict[int, Callable[[], None]] = {}  # how to cancel a parked request, by id
         self._ended = [ABSENT] * slots  # unique id of the last request that was interrupted
         self._wakers: list[Callable[[], None] | None] = [None] * slots
 
@@ -51,7 +51,7 @@ class Interrupts:
         return frozenset(unique for unique in self.serving if unique > IDLE)
 
     def interrupt(self, unique: int) -> bool:
-        """End the request `unique`; False where it is not aside and not served (or not yet)."""
+        """End the request `unique`; False where it is not parked and not served (or not yet)."""
         cancel = self.aside.get(unique)
         if cancel is not None:
             cancel()

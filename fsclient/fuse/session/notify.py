@@ -1,4 +1,4 @@
-"""Telling the kernel that what it believes has changed: the Notifier on `/dev/fuse`.
+"""Tells the kernel that something it caches has changed: the Notifier on `/dev/fuse`.
 
 Called by `CacheLeases` in a thread of its own. A notification is a write whose header has unique id
 0 and the code in place of the errno; the kernel acts on it inside that write.
@@ -15,7 +15,7 @@ neither, but keeps to the same rule. Therefore:
 
 What is not cached is not an error (ENOENT). Where the kernel can expire an entry (Linux 6.2) it is
 expired, not torn down: it is asked for again at its next use, and what is below or mounted on it
-stays. `inval_all`, for when news were lost, needs FUSE_NOTIFY_INC_EPOCH (Linux 6.16): every name is
+stays. `inval_all`, for lost invalidations, needs FUSE_NOTIFY_INC_EPOCH (Linux 6.16): every name is
 looked up again, which brings fresh attributes; attributes and pages of files that are open stay
 until `inval_inode`.
 """
@@ -24,8 +24,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
+from fsclient.fuse.session.detached_calls import Call
 from fsclient.fuse.session.reload_attrs import Reloader
 from fsclient.fuse.wire import abi, protocol
 from fsclient.kernel.contract import Notifier
@@ -37,22 +40,36 @@ _ALL: Final = 0  # a length that reaches to the end of the file
 _NO_PAGES: Final = -1  # an offset that spares the pages: fuse_reverse_inval_inode()
 
 
+def _here(call: Call) -> None:
+    """In the calling thread."""
+    call()
+
+
 class KernelNotifier:
     """Notifications of one mount. Any thread may call that serves no request."""
 
-    def __init__(self, fd: int, expire_only: bool = False, mountpoint: str = "") -> None:
-        """`expire_only`: the kernel said HAS_EXPIRE_ONLY. `mountpoint`: for `reload`."""
+    def __init__(
+        self,
+        fd: int,
+        expire_only: bool = False,
+        mountpoint: str = "",
+        run: Callable[[Call], None] = _here,
+    ) -> None:
+        """`expire_only`: the kernel said HAS_EXPIRE_ONLY. `mountpoint`: for `reload`. `run`: what
+        may wait for requests of the kernel is called by it.
+        """
         self._fd = fd
-        self._reloader = Reloader(mountpoint)
+        self._run = run
+        self._reloader = Reloader(mountpoint, run)
         self._entry_flags = protocol.EXPIRE_ONLY if expire_only else 0
         self._has_epoch = True  # until the kernel says otherwise
 
     def inval_inode(self, ino: Ino) -> None:
-        self._send(protocol.NOTIFY_INVAL_INODE, abi.NOTIFY_INVAL_INODE.pack(ino, 0, _ALL))
+        self._send_and_wait(protocol.NOTIFY_INVAL_INODE, abi.NOTIFY_INVAL_INODE.pack(ino, 0, _ALL))
 
     def inval_pages(self, ino: Ino, begin: int, end: int) -> None:
         body = abi.NOTIFY_INVAL_INODE.pack(ino, begin, end - begin)
-        self._send(protocol.NOTIFY_INVAL_INODE, body)
+        self._send_and_wait(protocol.NOTIFY_INVAL_INODE, body)
 
     def reload(self, ino: Ino) -> None:
         self.inval_inode(ino)
@@ -63,7 +80,7 @@ class KernelNotifier:
 
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         head = abi.NOTIFY_INVAL_ENTRY.pack(parent, len(name), self._entry_flags)
-        self._send(protocol.NOTIFY_INVAL_ENTRY, head + name + b"\0")
+        self._send_and_wait(protocol.NOTIFY_INVAL_ENTRY, head + name + b"\0")
 
     def inval_all(self) -> bool:
         if not self._has_epoch:
@@ -75,6 +92,22 @@ class KernelNotifier:
                 raise
             self._has_epoch = False
         return self._has_epoch
+
+    def resend(self) -> bool:
+        """Have all requests sent again that have no answer (Linux 6.9); False where it can't be.
+
+        Their ids have `RESENT` set then. Call before any request is read.
+        """
+        try:
+            self._send(protocol.NOTIFY_RESEND, b"")
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+            return False
+        return True
+
+    def _send_and_wait(self, code: int, body: bytes) -> None:
+        self._run(partial(self._send, code, body))
 
     def _send(self, code: int, body: bytes) -> None:
         try:

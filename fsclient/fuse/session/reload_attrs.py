@@ -15,8 +15,11 @@ import ctypes
 import logging
 import os
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
+from fsclient.fuse.session.detached_calls import Call
 from fsmeta.types import Ino
 
 log = logging.getLogger(__name__)
@@ -29,7 +32,9 @@ _HANDLE: Final = struct.Struct("=IiIII")  # length, type; inode's upper and lowe
 class Reloader:
     """Looks at inodes of one mount."""
 
-    def __init__(self, mountpoint: str) -> None:
+    def __init__(self, mountpoint: str, run: Callable[[Call], None]) -> None:
+        """What asks the mount is called by `run`."""
+        self._run = run
         # opening it costs nothing; it can't be kept open, which would keep the mount from ending
         self._door = os.path.join(mountpoint, ".config")
         self._device: int | None = None  # which file system it is, once it was seen
@@ -40,20 +45,21 @@ class Reloader:
         if self._open is None:
             return
         try:
-            door = os.open(self._door, os.O_RDONLY)
+            self._run(partial(self._look, ino))
         except OSError as error:
-            log.debug("looking at %s: %s", self._door, error)
-            return
-        try:
-            self._look(door, ino)
-        except OSError as error:
-            log.debug("looking at inode %d: %s", ino, error)
+            log.debug("looking at inode %d through %s: %s", ino, self._door, error)
             if isinstance(error, PermissionError):
                 self._open = None
+
+    def _look(self, ino: Ino) -> None:
+        """Raises: OSError."""
+        door = os.open(self._door, os.O_RDONLY)
+        try:
+            self._look_from(door, ino)
         finally:
             os.close(door)
 
-    def _look(self, door: int, ino: Ino) -> None:
+    def _look_from(self, door: int, ino: Ino) -> None:
         device = os.fstat(door).st_dev
         self._device = self._device or device
         if self._device != device:

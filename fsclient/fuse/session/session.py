@@ -19,34 +19,47 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from fsclient.fuse.dispatch.dispatch import Dispatcher
-from fsclient.fuse.dispatch.subdir import NotifierBelow
+from fsclient.fuse.dispatch.dispatch import Dispatcher, operations
+from fsclient.fuse.dispatch.fast_lane import Lane
+from fsclient.fuse.dispatch.namespaced import served_in_namespace
+from fsclient.fuse.dispatch.squash import Squash
+from fsclient.fuse.dispatch.subdir import NotifierBelow, Serve
+from fsclient.fuse.dispatch.zero_message import ZeroMessageOpens
 from fsclient.fuse.mount.mount import Mounted
 from fsclient.fuse.session import init
+from fsclient.fuse.session.detached_calls import DetachedCalls
 from fsclient.fuse.session.idle_poll import IdlePolling
 from fsclient.fuse.session.interrupt import ABSENT, IDLE, Interrupts
 from fsclient.fuse.session.notify import KernelNotifier
 from fsclient.fuse.session.stats import OpStats, SlotStats, summed
 from fsclient.fuse.session.tap import NO_TAP, Tap
 from fsclient.fuse.session.thread_pool import ThreadPool
-from fsclient.fuse.session.worker import GONE, RETRY, Worker, receive_buffer
+from fsclient.fuse.session.worker import GONE, RETRY, Slot, Worker, receive_buffer
 from fsclient.fuse.wire import abi
 from fsclient.fuse.wire.parse import BODY
 from fsclient.fuse.wire.protocol import KERNEL_MAJOR, Init, Opcode
-from fsclient.kernel.contract import FileSystem, Notifier
+from fsclient.kernel.contract import FileSystem, Notifier, QuickAnswers
 from fsmeta.errors import ConfigError, Corrupt
 from fsmeta.runtime import Runtime
 from fsmeta.types import ROOT_INO, Ino
+from fsmeta.user_namespace import UserNamespace
 
 log = logging.getLogger(__name__)
 
 _SERVED_S: Final = 3.0  # how long requests under way may take once the session is left
 _MAJOR_ONLY: Final = abi.INIT_OUT.pack(KERNEL_MAJOR, *(0,) * 11)
+
+
+Around: TypeAlias = Callable[[Serve, Callable[[], int | None]], Serve]
+"""Given what serves a request, and what tells the slot of the calling thread: what serves it."""
+
+AroundLane: TypeAlias = Callable[[int, Lane], Lane]
+"""Given an opcode and its fast lane: what takes its place."""
 
 
 class SessionConfig(NamedTuple):
@@ -60,6 +73,12 @@ class SessionConfig(NamedTuple):
     idle: IdlePolling | None = None
     root: Ino = ROOT_INO  # the directory that is mounted
     tap: Tap = NO_TAP  # told of single requests
+    squash: Squash | None = None  # whose requests are checked in another name
+    quick: QuickAnswers | None = None  # asked before the file system
+    around: tuple[Around, ...] = ()  # each wraps the serving of requests; the last is outermost
+    around_lane: tuple[AroundLane, ...] = ()  # each wraps the fast lanes
+    survives: bool = False  # another process goes on where this one is killed
+    namespace: UserNamespace | None = None  # whose ids the kernel speaks in; None: the host's
 
 
 class Session:
@@ -83,7 +102,7 @@ class Session:
         self._crew = ThreadPool(
             runtime,
             self._interrupts,
-            self._hire,
+            self._add_worker,
             self._fd,
             self._config.threads,
             most,
@@ -91,8 +110,10 @@ class Session:
         )
         self._max_write_bytes = self._config.wants.max_write_bytes
         self._dispatcher = Dispatcher(fs)
+        self._opens: ZeroMessageOpens | None = None  # where the kernel opens without asking
         self.left = False  # written by `leave`
-        self.notifier: Notifier = KernelNotifier(self._fd)
+        self._kernel = KernelNotifier(self._fd)
+        self.notifier: Notifier = self._kernel
 
     def run(self) -> None:
         """Serve until unmounted or stopped."""
@@ -100,30 +121,81 @@ class Session:
         self.wait()
 
     def start(self) -> init.Agreement:
-        """Agree with the kernel and start the workers. Call once, after daemonising.
+        """`agree`, and `begin`."""
+        agreed = self.agree()
+        self.begin()
+        return agreed
+
+    def agree(self, kept: init.Agreement | None = None) -> init.Agreement:
+        """Agree with the kernel, which asks once for each mount; `kept` is what an earlier process
+        has agreed to. Call once, after daemonising.
 
         Raises: ConfigError where the kernel is too old or the mount has gone.
         """
-        agreed = self._handshake()
-        expire_only = bool(agreed.flags & Init.HAS_EXPIRE_ONLY)
-        self.notifier = KernelNotifier(self._fd, expire_only, self._mountpoint)
+        agreed = kept or self._handshake()
+        self._kernel = self._make_notifier(bool(agreed.flags & Init.HAS_EXPIRE_ONLY))
+        self.notifier = self._kernel
         if self._config.root != ROOT_INO:
             self.notifier = NotifierBelow(self.notifier, self._config.root)
+        table, quick = operations(bool(agreed.flags & Init.SETXATTR_EXT)), self._config.quick
+        if self._config.wants.zero_message:
+            self._opens = ZeroMessageOpens(self._fs, self._runtime)
+            self._opens.amend(table)
+            quick = None
         self._dispatcher = Dispatcher(
             self._fs,
-            bool(agreed.flags & Init.SETXATTR_EXT),
+            table,
             self._config.on_corrupt,
             self._config.trace,
             self._config.root,
+            self._config.squash,
+            quick,
         )
+        if self._config.namespace is not None:
+            serve = self._dispatcher.serve
+            self._dispatcher.serve = served_in_namespace(serve, self._config.namespace)
+        for around in self._config.around:
+            self._dispatcher.serve = around(self._dispatcher.serve, self._interrupts.slot)
+        for around_lane in self._config.around_lane:
+            self._dispatcher.wrap_lanes(around_lane)
         self._max_write_bytes = agreed.max_write_bytes
+        return agreed
+
+    def _make_notifier(self, expire_only: bool) -> KernelNotifier:
+        if not self._config.survives:
+            return KernelNotifier(self._fd, expire_only, self._mountpoint)
+        run = DetachedCalls(self._runtime, self._fd).run
+        return KernelNotifier(self._fd, expire_only, self._mountpoint, run)
+
+    def can_resend(self) -> bool:
+        """Whether the kernel can let another process go on with this mount."""
+        return self._kernel.inval_all() and self._kernel.resend()
+
+    def resend(self) -> None:
+        """Have the kernel look up all names again, and send again what it has no answer to."""
+        self._kernel.inval_all()
+        self._kernel.resend()
+
+    def begin(self) -> None:
+        """Start the workers."""
         self._runtime.tell(self._crew)
         self._crew.start()
-        return agreed
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return when every worker has ended; False where that takes longer."""
         return self._crew.ended.wait(timeout_s)
+
+    def adopt_handles(self, handles: Iterable[tuple[Ino, int, bool]]) -> None:
+        """Inodes and handles that an earlier process has opened for readers without one, and
+        whether they are directories'."""
+        if self._opens is not None:
+            for ino, fh, is_dir in handles:
+                self._opens.adopt(ino, fh, is_dir)
+
+    def release_handles(self) -> None:
+        """End what was opened for readers without a handle. Every worker has ended."""
+        if self._opens is not None:
+            self._opens.close()
 
     def stop(self, through: str | None = None) -> None:
         """Let the workers end behind the requests they serve. Returns at once; then `wait`.
@@ -157,18 +229,18 @@ class Session:
         return self._interrupts.interrupted()
 
     def answer(self, request: int, code: int) -> None:
-        """Answer a request that was put aside: with an errno, or 0. From any thread."""
+        """Answer a request that was parked: with an errno, or 0. From any thread."""
         try:
             self._answer(request, code, b"")
         except OSError as error:
-            log.debug("nobody waits for request %d: %s", request, error)
+            log.debug("no program waits for request %d: %s", request, error)
 
     def snapshot(self) -> dict[str, OpStats]:
         """Counts and latency of every operation so far, by name."""
         return summed(self._stats)
 
     def _looked(self, again: bool) -> None:
-        """The crew's watcher has looked, and will look `again` soon."""
+        """The pool's watcher has looked, and will look `again` soon."""
         idle = self._config.idle
         if idle is not None and again:
             idle.look(sum(slot.served for slot in self._stats))
@@ -185,17 +257,16 @@ class Session:
             except OSError as error:
                 log.debug("statfs of %s: %s", mountpoint, error)
 
-    def _hire(self, slot: int, crew: ThreadPool) -> Worker:
+    def _add_worker(self, slot: int, crew: ThreadPool) -> Worker:
         """The worker of `slot`, with a buffer of its own."""
+        view = receive_buffer(self._max_write_bytes, resident=self._config.survives)
         return Worker(
             self._fd,
-            slot,
+            Slot(slot, self._stats[slot], view),
             crew,
             self._dispatcher,
             self._interrupts,
-            self._stats[slot],
             self._runtime.monotonic,
-            self._max_write_bytes,
         )
 
     def _handshake(self) -> init.Agreement:
@@ -203,7 +274,7 @@ class Session:
         view = receive_buffer(self._config.wants.max_write_bytes)
         while True:
             size, opcode, unique = self._next(view)
-            if opcode != Opcode.INIT:
+            if opcode != Opcode.INIT or size < BODY + abi.INIT_IN_OLD.size:
                 self._answer(unique, errno.EIO, b"")
                 continue
             offer = init.parse_init(view[BODY:size])

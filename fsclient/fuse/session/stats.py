@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from fsclient.fuse.dispatch.dispatch import operation_name
 from fsclient.fuse.session.tap import NO_TAP, Tap
 from fsclient.fuse.wire.protocol import OPCODES
-from fsmeta.latency import BUCKETS, Reading
+from fsmeta.latency import BUCKETS, HistogramReading
 
 _NS_PER_S: Final = 1_000_000_000
 
@@ -20,7 +20,7 @@ class OpStats(NamedTuple):
     errors: int
     total_ns: int
     bytes: int  # of file data, that reads have brought or writes have taken
-    latency: Reading
+    latency: HistogramReading
 
 
 class SlotStats:
@@ -47,17 +47,18 @@ class SlotStats:
 
 def summed(slots: Iterable[SlotStats]) -> dict[str, OpStats]:
     """The sums by operation name, of operations that occurred."""
-    rows = [row for row in slots if row.latencies]  # the rest has never had a worker
+    used = [row for row in slots if row.latencies]  # the rest has never had a worker
     sums: dict[str, OpStats] = {}
     for opcode in range(OPCODES):
-        count = sum(row.counts[opcode] for row in rows)
-        if count:
+        rows = [row for row in used if row.counts[opcode]]
+        if rows:
+            count = sum(row.counts[opcode] for row in rows)
             errors = sum(row.errors[opcode] for row in rows)
             seconds = sum(row.seconds[opcode] for row in rows)
             moved = sum(row.bytes[opcode] for row in rows)
             begin, end = opcode * BUCKETS, (opcode + 1) * BUCKETS
             buckets = tuple(map(sum, zip(*(row.latencies[begin:end] for row in rows), strict=True)))
             sums[operation_name(opcode)] = OpStats(
-                count, errors, int(seconds * _NS_PER_S), moved, Reading(buckets, seconds)
+                count, errors, int(seconds * _NS_PER_S), moved, HistogramReading(buckets, seconds)
             )
     return sums

@@ -15,7 +15,7 @@ from fsclient.fuse.dispatch.subdir import Served
 from fsmeta.types import Caller
 
 
-class Request(NamedTuple):
+class ServedRequest(NamedTuple):
     """One request that was served. `view` is valid until `take` returns."""
 
     unique: int  # the kernel's id of it
@@ -33,7 +33,7 @@ class Tap(Protocol):
 
     floor_s: float
 
-    def take(self, request: Request) -> None: ...
+    def take(self, request: ServedRequest) -> None: ...
 
 
 class NoTap:
@@ -42,7 +42,7 @@ class NoTap:
     def __init__(self) -> None:
         self.floor_s = inf
 
-    def take(self, request: Request) -> None:
+    def take(self, request: ServedRequest) -> None:
         pass
 
 

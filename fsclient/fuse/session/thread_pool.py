@@ -3,14 +3,15 @@
 Called by the session. Python runs one thread at a time, and handing over from core to core costs
 more than a short request (measured: four threads that read at once take 3.4 times the processor
 time of one). So the thread that reads a request serves it and reads the next. Only when it is about
-to wait for something else does it let the next thread read: at once before most waits, and while
-it waits for Redis when there is a request to read. Where a thread is blocked and has said nothing,
-a watcher notices after BLOCKED_S. While all threads are blocked it makes up for them with new ones,
-since somebody must read an INTERRUPT; a surplus thread leaves when enough others are idle.
+to wait for something else does it let the next thread read: at once before most waits, and while it
+waits for Redis when there is a request to read. Where a thread is blocked and has said nothing, a
+watcher notices after BLOCKED_S. While all threads are blocked it makes up for them with new ones,
+since one thread must be free to read an INTERRUPT; a surplus thread leaves when enough others are
+idle.
 
-Threading. `serving` of the interrupt table says what each slot does; who holds `_turn` is `reader`.
-A reader that the watcher has replaced may still be in readv(2): then two read, which is no harm.
-Slots are given out by the watcher alone and given back by their workers.
+Threading. `serving` of the interrupt table says what each slot does; the holder of `_turn` is
+`reader`. A reader that the watcher has replaced may still be in readv(2): then two read, which is
+no harm. Slots are given out by the watcher alone and given back by their workers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 BLOCKED_S: Final = 0.005  # longer at one request than any that needs only the processor
 ASLEEP_AFTER: Final = 20  # looks of the watcher at a session without requests
 NOBODY: Final = -1
-_AWAIT_MS: Final = 1000  # then whoever waits for input does so without watching for requests
+_AWAIT_MS: Final = 1000  # then a wait for input goes on without watching for requests
 
 
 class ThreadPool:
@@ -52,7 +53,7 @@ class ThreadPool:
         assert 0 < least <= most
         self._runtime = runtime
         self._interrupts = interrupts
-        self._hire = hire
+        self._add_worker = hire
         self._descriptor = descriptor
         self._least = least
         self._most = most
@@ -111,7 +112,7 @@ class ThreadPool:
             self.give_turn(slot)
 
     def await_input(self, descriptor: int) -> None:
-        """The calling thread is about to receive: keep its turn while nobody asks for anything."""
+        """The calling thread is about to receive: keep its turn while there are no requests."""
         slot = self._interrupts.slot()
         if slot is None or slot != self.reader:
             return
@@ -130,7 +131,7 @@ class ThreadPool:
         return slot >= self._least and self._interrupts.serving.count(IDLE) > self._least
 
     def _spawn(self, slot: int) -> None:
-        # Taken here, so that nobody else gets the slot before the thread runs.
+        # Taken here, so that no other thread gets the slot before this one runs.
         self._interrupts.serving[slot] = IDLE
         self._runtime.spawn(f"fuse-{slot}", partial(self._work, slot))
 
@@ -138,7 +139,7 @@ class ThreadPool:
         """The body of a worker's thread."""
         self._interrupts.enter(slot)
         try:
-            self._hire(slot, self).run(self.stop)
+            self._add_worker(slot, self).run(self.stop)
         except Exception:
             log.exception("a FUSE worker died")
             raise

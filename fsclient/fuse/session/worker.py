@@ -12,14 +12,15 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from fsclient.fuse.dispatch.dispatch import Dispatcher
 from fsclient.fuse.dispatch.subdir import Served
 from fsclient.fuse.session.interrupt import IDLE, Interrupts
 from fsclient.fuse.session.stats import SlotStats
-from fsclient.fuse.session.tap import Request
+from fsclient.fuse.session.tap import ServedRequest
 from fsclient.fuse.wire import abi
+from fsclient.fuse.wire.least import LEAST, UNANSWERED
 from fsclient.fuse.wire.pack import Answer
 from fsclient.fuse.wire.parse import BODY, supplementary_groups
 from fsclient.fuse.wire.protocol import OPCODES, Opcode
@@ -37,14 +38,27 @@ GONE: Final = frozenset((errno.ENODEV, errno.ECONNABORTED, errno.ENOTCONN))
 RETRY: Final = frozenset((errno.EINTR, errno.EAGAIN, errno.ENOENT))  # ENOENT: taken back in time
 _NOBODY: Final = Caller(-1, -1)
 _SIZE: Final = Struct("=16xI")  # of READ and WRITE, as in abi.READ_IN and abi.WRITE_IN
-_NO_OPCODE: Final = 0  # stands for every opcode beyond our tables
+_header_at: Final = abi.IN_HEADER.unpack_from
+_INTERRUPT: Final = int(Opcode.INTERRUPT)
+_WRITE: Final = int(Opcode.WRITE)
+_MOVING: Final = (int(Opcode.READ), _WRITE)
+_out_header: Final = abi.OUT_HEADER.pack
+_OUT_BYTES: Final = abi.OUT_BYTES
+_NO_OPCODE: Final = 0  # in place of every opcode beyond our tables
 assert BUCKETS == 1 << 6, "the worker shifts an opcode by so many bits to its histogram"
 
 
-def receive_buffer(max_write_bytes: int) -> memoryview:
-    """Room for the largest request, from its header on."""
+def receive_buffer(max_write_bytes: int, resident: bool = False) -> memoryview:
+    """Room for the largest request, from its header on.
+
+    `resident`: in memory from the beginning. A process that is being killed gets no page any more,
+    and a request that the kernel can't copy into its buffer then ends with EIO: fuse_dev_do_read().
+    One that it can is answered by the next process.
+    """
     head = abi.IN_BYTES + abi.WRITE_IN.size
-    return memoryview(mmap.mmap(-1, mmap.PAGESIZE + max_write_bytes))[mmap.PAGESIZE - head :]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (mmap.MAP_POPULATE if resident else 0)
+    room = mmap.mmap(-1, mmap.PAGESIZE + max_write_bytes, flags=flags)
+    return memoryview(room)[mmap.PAGESIZE - head :]
 
 
 def _length(answer: Served) -> int:
@@ -62,7 +76,7 @@ class Stop:
 
 
 class Roster(Protocol):
-    """Who else serves: the crew, as a worker sees it."""
+    """The other threads that serve: the pool, as a worker sees it."""
 
     reader: int
     watched: bool
@@ -73,42 +87,43 @@ class Roster(Protocol):
     def is_surplus(self, slot: int) -> bool: ...
 
 
+class Slot(NamedTuple):
+    """What belongs to one worker alone, and its place in the interrupt table."""
+
+    number: int
+    stats: SlotStats
+    view: memoryview  # of `receive_buffer`
+
+
 class Worker:
     """Serves requests from `fd` on the thread that calls `run`."""
 
     def __init__(
         self,
         fd: int,
-        slot: int,
+        slot: Slot,
         roster: Roster,
         dispatcher: Dispatcher,
         interrupts: Interrupts,
-        stats: SlotStats,
         clock: Callable[[], float],
-        max_write_bytes: int,
     ) -> None:
         self._fd = fd
-        self._slot = slot
+        self._number, self._stats, self._view = slot
         self._roster = roster
         self._dispatcher = dispatcher
         self._interrupts = interrupts
-        self._stats = stats
         self._clock = clock
-        self._view = receive_buffer(max_write_bytes)
 
     def run(self, stop: Stop) -> None:
         """Serve until the mount is gone or the session is to stop."""
-        fd, slot, view, clock, serve = (
-            self._fd, self._slot, self._view, self._clock, self._dispatcher.serve
-        )  # fmt: skip
+        fd, slot, view, clock = self._fd, self._number, self._view, self._clock
+        serve, lanes = self._dispatcher.serve, self._dispatcher.lanes
         stats = self._stats
         counts, errors, seconds = stats.counts, stats.errors, stats.seconds
         latencies, tap = stats.begin(), stats.tap
         serving = self._interrupts.serving
         roster, buffers = self._roster, [view]
-        caller = _NOBODY
-        interrupt, writing, size = Opcode.INTERRUPT, Opcode.WRITE, 0
-        moving = (Opcode.READ, writing)
+        caller, size = _NOBODY, 0
         while not stop.requested:
             serving[slot] = IDLE
             if roster.reader != slot:
@@ -117,7 +132,7 @@ class Worker:
                 roster.take_turn(slot)
                 continue
             try:
-                os.readv(fd, buffers)
+                got = os.readv(fd, buffers)
             except OSError as error:
                 if error.errno in RETRY:
                     continue
@@ -125,26 +140,33 @@ class Worker:
                     return
                 raise
             begun = clock()
-            end, opcode, unique, ino, uid, gid, pid, extended = abi.IN_HEADER.unpack_from(view)
+            end, opcode, unique, ino, uid, gid, pid, extended = _header_at(view)
             serving[slot] = unique
             if not roster.watched:
                 roster.watch()
-            if opcode == interrupt:
-                self._interrupt(unique)
-                continue
-            if extended:
-                length, end = end, end - 8 * extended
-                groups = supplementary_groups(view, end, length)
-                caller = Caller(uid, gid, groups, pid, True)
-            elif caller[3] != pid or caller[0] != uid or caller[1] != gid or caller[2]:
-                caller = Caller(uid, gid, (), pid, True)
             if opcode >= OPCODES:
                 opcode = _NO_OPCODE
-            elif opcode in moving:
-                size = _SIZE.unpack_from(view, BODY)[0]
-                if size >= LARGE_BYTES:
-                    roster.give_turn(slot)  # bytes are copied without the interpreter's lock
-            answer = stop.refuses or serve(opcode, caller, ino, view, end)
+            if end != got or end < LEAST[opcode] + 8 * extended:
+                if not self._refuse(got, opcode, unique):
+                    return
+                continue
+            if opcode == _INTERRUPT:
+                self._interrupt(unique)
+                continue
+            lane = lanes[opcode]
+            answer: Served = None if lane is None or extended else lane(ino, view, end)
+            if answer is None:
+                if extended:
+                    length, end = end, end - 8 * extended
+                    groups = supplementary_groups(view, end, length)
+                    caller = Caller(uid, gid, groups, pid, True)
+                elif caller[3] != pid or caller[0] != uid or caller[1] != gid or caller[2]:
+                    caller = Caller(uid, gid, (), pid, True)
+                if opcode in _MOVING:
+                    size = _SIZE.unpack_from(view, BODY)[0]
+                    if size >= LARGE_BYTES:
+                        roster.give_turn(slot)  # bytes are copied without the interpreter's lock
+                answer = stop.refuses or serve(opcode, caller, ino, view, end)
             if stop.refuses:  # what was served meanwhile may come too late to be stored
                 answer = stop.refuses
             stats.served += 1
@@ -154,20 +176,27 @@ class Worker:
             latencies[opcode << 6 | int(spent * MICROSECONDS).bit_length()] += 1
             if answer.__class__ is int:
                 errors[opcode] += 1
-            elif opcode in moving:
-                stats.bytes[opcode] += size if opcode == writing else _length(answer)
+            elif opcode in _MOVING:
+                stats.bytes[opcode] += size if opcode == _WRITE else _length(answer)
             self._reply(unique, answer)
             if spent >= tap.floor_s:
-                tap.take(Request(unique, opcode, ino, caller, view, end, answer, spent))
+                who = Caller(uid, gid, (), pid, True)
+                tap.take(ServedRequest(unique, opcode, ino, who, view, end, answer, spent))
+
+    def _refuse(self, got: int, opcode: int, unique: int) -> bool:
+        """Answer a request that is not whole; False where nothing is sent any more."""
+        if got >= abi.IN_BYTES and opcode not in UNANSWERED:
+            log.error("a request of %d bytes with opcode %d is not whole", got, opcode)
+            self._reply(unique, errno.EINVAL)
+        return got > 0
 
     def _reply(self, unique: int, answer: Served) -> None:
         """Write the answer. A request that the kernel has given up on is not an error."""
-        if answer is None:
-            return
         try:
             if isinstance(answer, bytes):
-                head = abi.OUT_HEADER.pack(abi.OUT_BYTES + len(answer), 0, unique)
-                os.write(self._fd, head + answer)
+                os.write(self._fd, _out_header(_OUT_BYTES + len(answer), 0, unique) + answer)
+            elif answer is None:
+                return
             elif isinstance(answer, int):
                 os.write(self._fd, abi.OUT_HEADER.pack(abi.OUT_BYTES, -answer, unique))
             elif isinstance(answer, Later):
@@ -178,16 +207,24 @@ class Worker:
             self._not_taken(unique, error)
 
     def _put_aside(self, unique: int, later: Later[Answer | int]) -> None:
-        """Answer when the outcome comes, from whatever thread; this one serves others meanwhile."""
+        """Answer when the outcome comes, from whatever thread; this one serves other requests
+        meanwhile."""
         aside = self._interrupts.aside
-        aside[unique] = later.cancel
+        is_cancelled = False
+
+        def cancel() -> None:
+            nonlocal is_cancelled
+            is_cancelled = True
+            later.cancel()
+
+        aside[unique] = cancel
 
         def take(outcome: Outcome[Answer | int]) -> None:
             aside.pop(unique, None)
             self._reply(unique, outcome())
 
         later.begin(take)
-        if self._interrupts.interrupted():  # before it was aside
+        if is_cancelled or self._interrupts.interrupted():  # before it had begun
             later.cancel()
 
     def _write_pieces(self, unique: int, pieces: Sequence[Buffer]) -> None:
@@ -202,8 +239,8 @@ class Worker:
     def _not_taken(self, unique: int, error: OSError) -> None:
         """The kernel refused an answer: the process that waits for it still needs one.
 
-        ENOENT means nobody waits: the kernel drops a request that it has handed out only when the
-        whole connection is aborted, so there are no lookups or handles to take back.
+        ENOENT means that no process waits: the kernel drops a request that it has handed out only
+        when the whole connection is aborted, so there are no lookups or handles to take back.
         """
         if error.errno == errno.ENOENT or error.errno in GONE:
             return
@@ -211,10 +248,10 @@ class Worker:
         try:
             os.write(self._fd, abi.OUT_HEADER.pack(abi.OUT_BYTES, -errno.EIO, unique))
         except OSError as again:
-            log.debug("nobody waits for request %d: %s", unique, again)
+            log.debug("no program waits for request %d: %s", unique, again)
 
     def _interrupt(self, unique: int) -> None:
-        """INTERRUPT: end the request it names, be it served or put aside, or have it sent again.
+        """INTERRUPT: end the request it names, be it served or parked, or have it sent again.
 
         The worker that read the request may not have said so yet; EAGAIN queues the INTERRUPT once
         more, until its request is found or has been answered (then the kernel says ENOENT).

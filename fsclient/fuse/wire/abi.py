@@ -5,7 +5,7 @@ machine's own byte order, as the kernel's are. Requests start with IN_HEADER; th
 `*_IN` follow it, then names, each ended by a NUL. Answers start with OUT_HEADER. Padding words are
 `x` bytes, so that an unpacked tuple has only fields we use.
 
-`tests/fuse/test_abi.py` compares every size and constant with the C header where one is installed.
+`tests/fsclient/fuse/test_abi.py` compares sizes and constants with an installed C header.
 """
 
 from __future__ import annotations
@@ -166,8 +166,14 @@ DIRENTS: Final = [
     Struct(f"=QQII{align8(DIRENT.size + length) - DIRENT.size}s").pack for length in range(256)
 ]
 
-# The same for a DIRENTPLUS: the entry and the dirent behind it, in one step.
+# The same for a DIRENTPLUS: the entry and the dirent behind it, in one step. What is alike in all
+# names comes as bytes: VALIDITY, behind the number of the node, and DEVICE, at the end of ATTR.
+VALIDITY: Final = Struct("=QQQII")  # generation entry_valid attr_valid and their nanoseconds
+DEVICE: Final = Struct("=III")  # rdev blksize flags
+_VALID: Final = f"{VALIDITY.size}s"
+_PLUS: Final = f"=Q{_VALID}QQQqqqIIIIIII{DEVICE.size}sQQII"
+assert Struct(_PLUS).size == DIRENTPLUS.size
 DIRENTS_PLUS: Final = [
-    Struct(f"={_ENTRY}QQII{align8(DIRENTPLUS.size + length) - DIRENTPLUS.size}s").pack
+    Struct(f"{_PLUS}{align8(DIRENTPLUS.size + length) - DIRENTPLUS.size}s").pack
     for length in range(256)
 ]

@@ -16,9 +16,16 @@ Handle: TypeAlias = Callable[..., Answer | Later[Answer] | None]
 
 
 class Operation(NamedTuple):
-    """What to call a request in traces and metrics, how to read it and who serves it."""
+    """What to call a request in traces and metrics, how to read it and its handler."""
 
     name: str
     parse: Parse
     handle: Handle
     answered: bool = True  # False: the kernel waits for nothing, not even an errno
+
+    def fields(self, view: memoryview, end: int) -> tuple[object, ...]:
+        """What `parse` finds, for traces and logs; a record of a whole struct as its fields."""
+        parsed = self.parse(view, end)
+        if len(parsed) == 1 and isinstance(parsed[0], tuple):
+            return parsed[0]
+        return parsed

@@ -12,10 +12,8 @@ fast with 64 KiB, 128 KiB and 1 MiB, because each flush is a request; random rea
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
 from typing import Final, TypeAlias
 
 from fsclient.fuse.wire import abi
@@ -30,7 +28,7 @@ from fsclient.fuse.wire.protocol import (
     STATX_BTIME,
 )
 from fsclient.kernel.contract import Buffer, EntryOut, OpenOut, Stat
-from fsmeta.types import FLAG_NOATIME, FLAGS, NAME_MAX, Attr, Dentry, StatFs
+from fsmeta.types import FLAG_NOATIME, FLAGS, NAME_MAX, Attr, StatFs
 
 Answer: TypeAlias = bytes | Sequence[Buffer]
 
@@ -42,25 +40,25 @@ UNLIMITED_SPACE_BYTES: Final = 1 << 50  # what df(1) shows of a volume without a
 UNLIMITED_INODES: Final = 10 << 20
 FLAGS_SHOWN: Final = FLAGS & ~FLAG_NOATIME  # STATX_ATTR_* have the same values
 
-_AT_A_TIME: Final = 256  # records of a listing; those that don't fit at the end are made in vain
 _NO_ATTR: Final = (0,) * 16
-_NO_ENTRY: Final = bytes(abi.ENTRY_OUT.size)
-_NOTHING: Final = EntryOut(None, 0.0, 0.0)
 
 
 def _attr_fields(attr: Attr) -> tuple[int, ...]:
     """The values of `struct fuse_attr`."""
     ino, mode, uid, gid, rdev, _, _, _, size, nlink, used, atime, mtime, ctime, _, _, _ = attr
+    seconds = mtime // NS
+    nanos = mtime - seconds * NS
+    same = mtime == ctime == atime  # what was made and not used
     return (
         ino,
         size,
         (used + 4095) >> 12 << 3,  # Attr.space in units of 512 bytes, without two calls
-        atime // NS,
-        mtime // NS,
-        ctime // NS,
-        atime % NS,
-        mtime % NS,
-        ctime % NS,
+        seconds if same else atime // NS,
+        seconds,
+        seconds if same else ctime // NS,
+        nanos if same else atime % NS,
+        nanos,
+        nanos if same else ctime % NS,
         mode,
         nlink,
         uid,
@@ -75,12 +73,12 @@ def _entry_fields(entry: EntryOut) -> tuple[int, ...]:
     """The values of `struct fuse_entry_out`; node id 0 says that the name leads nowhere."""
     attr, entry_ttl, attr_ttl = entry
     if attr is None:
-        return (0, 0, *_ttls(entry_ttl, 0.0), *_NO_ATTR)
-    return (attr[0], 1, *_ttls(entry_ttl, attr_ttl), *_attr_fields(attr))
+        return (0, 0, *ttls(entry_ttl, 0.0), *_NO_ATTR)
+    return (attr[0], 1, *ttls(entry_ttl, attr_ttl), *_attr_fields(attr))
 
 
 @cache
-def _ttls(entry_ttl: float, attr_ttl: float) -> tuple[int, int, int, int]:
+def ttls(entry_ttl: float, attr_ttl: float) -> tuple[int, int, int, int]:
     """Both times to live: seconds and seconds, nanoseconds and nanoseconds; few ever differ."""
     seconds, attr_seconds = int(entry_ttl), int(attr_ttl)
     nanos = int((entry_ttl - seconds) * NS)
@@ -95,8 +93,8 @@ def entry_out(entry: EntryOut) -> bytes:
 def attr_out(stat: Stat) -> bytes:
     """GETATTR and SETATTR."""
     attr, ttl = stat
-    seconds = int(ttl)
-    return abi.ATTR_OUT.pack(seconds, int((ttl - seconds) * NS), *_attr_fields(attr))
+    seconds, _, nanos, _ = ttls(ttl, 0.0)
+    return abi.ATTR_OUT.pack(seconds, nanos, *_attr_fields(attr))
 
 
 def open_out(opened: OpenOut) -> bytes:
@@ -120,92 +118,6 @@ def _open_flags(opened: OpenOut) -> int:
     if no_flush:
         flags |= FOPEN_NOFLUSH
     return flags | FOPEN_PASSTHROUGH if backing else flags
-
-
-def fitting(names: Sequence[Dentry], size: int) -> Sequence[Dentry]:
-    """As many names from the beginning as fit in `size` as READDIRPLUS has them."""
-    for count, (name, _, _) in enumerate(names):
-        size -= abi.align8(abi.DIRENTPLUS.size + len(name))
-        if size < 0:
-            return names[:count]
-    return names
-
-
-def dirents(names: Sequence[Dentry], cookies: Sequence[int], size: int) -> bytes:
-    """READDIR: as many names as fit in `size`, each with its cookie."""
-    pages: list[bytes] = []
-    for begin in range(0, len(names), _AT_A_TIME):
-        end = begin + _AT_A_TIME
-        records = [
-            abi.DIRENTS[len(name)](ino, cookie, len(name), kind, name)
-            for (name, ino, kind), cookie in zip(names[begin:end], cookies[begin:end], strict=True)
-        ]
-        page = b"".join(records)
-        if len(page) > size:
-            pages += _first(records, size)
-            break
-        pages.append(page)
-        size -= len(page)
-    return b"".join(pages)
-
-
-def _first(records: list[bytes], size: int) -> list[bytes]:
-    """As many as fit."""
-    return records[: bisect_right(list(accumulate(map(len, records))), size)]
-
-
-def dirents_plus(
-    names: Sequence[Dentry], entries: Sequence[EntryOut | None], cookies: Sequence[int]
-) -> bytes:
-    """READDIRPLUS: names with what they lead to; where that is None the kernel skips it.
-
-    Written out, and not in terms of `_entry_fields`: a listing spends half of its time here.
-    """
-    page: list[bytes] = []
-    for (name, child, kind), entry, cookie in zip(names, entries, cookies, strict=False):
-        length = len(name)
-        attr, entry_ttl, attr_ttl = entry or _NOTHING
-        if attr is None:
-            page.append(_NO_ENTRY)
-            page.append(abi.DIRENTS[length](child, cookie, length, kind, name))
-            continue
-        ino, mode, uid, gid, rdev, _, _, _, size, nlink, used, atime, mtime, ctime, _, _, _ = attr
-        entry_s, attr_s, entry_ns, attr_ns = _ttls(entry_ttl, attr_ttl)
-        seconds = mtime // NS
-        nanos = mtime - seconds * NS
-        same = mtime == ctime == atime
-        page.append(
-            abi.DIRENTS_PLUS[length](
-                ino,
-                1,
-                entry_s,
-                attr_s,
-                entry_ns,
-                attr_ns,
-                ino,
-                size,
-                (used + 4095) >> 12 << 3,
-                seconds if same else atime // NS,
-                seconds,
-                seconds if same else ctime // NS,
-                nanos if same else atime % NS,
-                nanos,
-                nanos if same else ctime % NS,
-                mode,
-                nlink,
-                uid,
-                gid,
-                rdev,
-                BLOCK_SIZE_BYTES,
-                0,
-                child,
-                cookie,
-                length,
-                kind,
-                name,
-            )
-        )
-    return b"".join(page)
 
 
 def statx_out(stat: Stat) -> bytes:
@@ -236,11 +148,17 @@ def statx_out(stat: Stat) -> bytes:
 
 
 def statfs_out(usage: StatFs) -> bytes:
-    """statfs(2). Without a limit the total is a round number of which at least half is free."""
+    """statfs(2)."""
+    return abi.STATFS_OUT.pack(*statfs_fields(usage))
+
+
+def statfs_fields(usage: StatFs) -> tuple[int, int, int, int, int, int, int, int]:
+    """Blocks, those free, those free for users; inodes, those free; block size, longest name,
+    fragment size. Without a limit the total is a round number of which at least half is free."""
     space = _total(usage.space_used, usage.space_limit, UNLIMITED_SPACE_BYTES)
     inodes = _total(usage.inodes_used, usage.inodes_limit, UNLIMITED_INODES)
     free_blocks = max(0, space - usage.space_used) // STATFS_BLOCK_BYTES
-    return abi.STATFS_OUT.pack(
+    return (
         space // STATFS_BLOCK_BYTES,
         free_blocks,
         free_blocks,

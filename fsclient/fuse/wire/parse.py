@@ -1,6 +1,6 @@
 """The pieces that several requests share: names, groups, the body's place.
 
-Called by the dispatch tables. A request lies in a view that begins with its header; `end` is where
+Called by the dispatch tables. A request is in a view that begins with its header; `end` is where
 its body ends, extensions not counted. Names end in a NUL that the kernel has put there.
 """
 
@@ -50,7 +50,7 @@ def supplementary_groups(view: memoryview, begin: int, end: int) -> tuple[int, .
     while begin + EXT_HEADER.size <= end:
         size, kind = EXT_HEADER.unpack_from(view, begin)
         if kind == EXT_GROUPS:
-            words = view[begin + EXT_HEADER.size : end].cast("I")
-            return tuple(words[1 : 1 + words[0]])
+            words = view[begin + EXT_HEADER.size : begin + (end - begin) // 4 * 4].cast("I")
+            return tuple(words[1 : 1 + words[0]]) if words else ()
         begin += max(size, EXT_HEADER.size)
     return ()

@@ -145,7 +145,8 @@ EXPIRE_ONLY: Final = 1 << 0
 
 NOTIFY_INVAL_INODE: Final = 2
 NOTIFY_INVAL_ENTRY: Final = 3
-NOTIFY_RESEND: Final = 7
+NOTIFY_RESEND: Final = 7  # Linux 6.9
+RESENT: Final = 1 << 63  # in the id of a request that is sent again
 NOTIFY_INC_EPOCH: Final = 8  # Linux 6.16
 
 # masks of statx(2)

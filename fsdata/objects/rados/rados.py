@@ -25,7 +25,7 @@ from fsmeta.runtime import Runtime
 
 READ_BYTES: Final = (4 << 20) + (64 << 10)  # a block of full size with its head, in one operation
 PUT_BYTES_MAX: Final = 64 << 20  # OSDs refuse writes above 90 MiB (osd_max_write_size)
-STATS_AT_ONCE: Final = 64  # of a listing, which is told names only
+STATS_AT_ONCE: Final = 64  # of a listing, which has names only
 DELETES_AT_ONCE: Final = 64
 _STEM: Final = "client."
 
@@ -243,7 +243,9 @@ def _connect(rados: Any, settings: RadosSettings, runtime: Runtime) -> Any:
     try:
         cluster = rados.Rados(conffile=conf, name=user, conf=_options(settings))
     except rados.Error as error:
-        raise ConfigError(f"can't use {conf}: {error}: --store-option conf=FILE") from error
+        raise ConfigError(
+            f"can't use {conf}: {error}: name one with --store-option conf=FILE"
+        ) from error
     try:
         cluster.connect()
     except rados.Error as error:
@@ -253,7 +255,9 @@ def _connect(rados: Any, settings: RadosSettings, runtime: Runtime) -> Any:
                 f"Ceph at {conf} does not know {user}, or not with this keyring: {error}"
             ) from error
         if isinstance(error, rados.ObjectNotFound):
-            raise ConfigError(f"no keyring for {user}: --store-option keyring=FILE") from error
+            raise ConfigError(
+                f"no keyring for {user}: name one with --store-option keyring=FILE"
+            ) from error
         raise Unavailable(f"Ceph at {conf}: {error}") from error
     return cluster
 

@@ -1,4 +1,4 @@
-"""Who we are to an S3 store, and where it is: what botocore knows better than anybody.
+"""The credentials and the address of an S3 store, as botocore finds them.
 
 Keys come from, in this order: the file that the option `credentials` names, the environment
 variables ACCESS_KEY, SECRET_KEY and SESSION_TOKEN, and the chain that all AWS programs share
@@ -23,7 +23,14 @@ from fsmeta.runtime import Runtime
 
 RENEW_PAUSE_S: Final = 1.0  # refused keys are looked up at most so often: it may run a program
 _PROBE: Final = "probe"  # a key: only its place in the URL matters
-_INSTALL: Final = "storage s3 needs boto3: pip install boto3"
+_INSTALL: Final = "storage s3 needs boto3: pip install 'slicefs[s3]'"
+_METHODS: Final = {  # by botocore's words
+    "env": "AWS_ACCESS_KEY_ID in the environment",
+    "shared-credentials-file": "the AWS credentials file",
+    "config-file": "the AWS config file",
+    "iam-role": "the role of this machine",
+    "container-role": "the role of this container",
+}
 
 
 class S3Account(NamedTuple):
@@ -93,6 +100,15 @@ class Keys:
                 raise Unavailable(str(error)) from error
         return self.current() != refused
 
+    def shown(self) -> str:
+        """Where the keys come from, in a few words without a secret."""
+        if isinstance(self._source, AccessKey):
+            return "ACCESS_KEY and SECRET_KEY in the environment"
+        if self._account.profile:
+            return f"profile {self._account.profile}"
+        method = str(getattr(self._source, "method", ""))
+        return _METHODS.get(method, method or "botocore")
+
     def close(self) -> None:
         """Close what boto3 has open, if anything."""
         with self._lock:
@@ -138,7 +154,10 @@ def new_session(account: S3Account) -> Any:
         core = botocore.session.Session(profile=account.profile or None)
         if account.credentials:
             if not os.access(account.credentials, os.R_OK):
-                raise ConfigError(f"credentials {account.credentials}: no such file, or not yours")
+                raise ConfigError(
+                    f"credentials {account.credentials}: the file does not exist, or this user may"
+                    " not read it"
+                )
             core.set_config_variable("credentials_file", account.credentials)
             only = ("shared-credentials-file",)
             resolver = core.get_component("credential_provider")

@@ -74,6 +74,10 @@ class NoSuchBucket(Unavailable):
     """The bucket is not there: perhaps not yet, or not any more."""
 
 
+class BucketMissing(NoSuchBucket, Refused):
+    """The same for a caller that does not wait for it: see `S3Settings.patient`."""
+
+
 class Refusal(NamedTuple):
     """An answer that is no success."""
 

@@ -68,7 +68,7 @@ class _Connection:
         self._clock = runtime.monotonic
         self._silent_s = silent_s
         self._deadline = 0.0
-        self.heard = False  # anything since the request began
+        self.heard = False  # any answer bytes since the request began
         self.idle_since = 0.0  # guarded by the pool's lock
         self._buffer = bytearray(FRONT_BYTES)
         self._front = memoryview(self._buffer)
@@ -153,7 +153,7 @@ class _Connection:
         return bytes(room)
 
     def is_drained(self) -> bool:
-        """Nothing has come that nobody asked for."""
+        """Nothing has come that was not asked for."""
         return self._begin == self._end
 
 

@@ -4,9 +4,9 @@ Objects are read, written and listed through `s3/http`, signed by `s3/sigv4`: a 
 processor time of boto3, which keeps what is hard to get right and done rarely: where keys come
 from, which host has a bucket, making buckets. docs/design/object-stores has the reasons.
 
-A put is whole or not at all, and readable at once; so is an overwrite. What the client's own clock
-or keys are to blame for is mended in flight: a request refused for its time is signed with the
-server's, one refused for its key with a newer one. Everything else is left to the wrappers.
+A put is whole or not at all, and readable at once; so is an overwrite. Errors of the client's own
+clock or keys are corrected here: a request refused for its time is signed with the server's time,
+one refused for its key with a newer key. Everything else is left to the wrappers.
 
 Threading: any method from any thread.
 """
@@ -15,28 +15,39 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
 from email.utils import parsedate_to_datetime
 from hashlib import md5, sha256
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
-from xml.etree import ElementTree
-from xml.sax.saxutils import escape
+from urllib.parse import urlsplit
 
-from crc32c import crc32c
-
-from fsdata.objects.contract import Buffer, ObjectInfo, ObjectStore, Range, Unreached
+from fsdata.objects.contract import (
+    Buffer,
+    KeysRefused,
+    ObjectInfo,
+    ObjectStore,
+    Range,
+    Unreached,
+)
 from fsdata.objects.s3.credentials import Keys, S3Account, bucket_url
 from fsdata.objects.s3.errors import (
     CLOCK_CODES,
     KEY_CODES,
+    BucketMissing,
     NoSuchBucket,
     Refusal,
     parse_refusal,
     translate,
 )
 from fsdata.objects.s3.http import Endpoint, HttpAnswer, HttpPool, Timeouts
+from fsdata.objects.s3.listing import (
+    ListingPage,
+    deletion,
+    is_expressible,
+    parse_failures,
+    parse_page,
+)
 from fsdata.objects.s3.sigv4 import UNSIGNED, Signer, query_string, quoted
+from fsdata.resources.crc import crc32c
 from fsmeta.errors import ConfigError, ObjectMissing, Unavailable
 from fsmeta.runtime import Runtime
 
@@ -46,6 +57,7 @@ _STORED: Final = (200,)
 _NO_SUCH_RANGE: Final = 416
 _OF_RANGES: Final = (200, 206, _NO_SUCH_RANGE)
 _FORBIDDEN: Final = (400, 401, 403)
+_DENIED: Final = (401, 403)
 _UNKNOWN_THERE: Final = (405, 501)  # to stores that know no DeleteObjects
 _OF_DELETIONS: Final = (200, *_FORBIDDEN, 404, *_UNKNOWN_THERE)
 DELETES_TOGETHER: Final = 500  # S3 takes 1000; what takes long had better not be repeated whole
@@ -62,6 +74,20 @@ class S3Settings(NamedTuple):
     kms_key: str = ""
     checksum: str = "crc32c"  # or sha256, none: how the store knows what it should receive
     timeouts: Timeouts = Timeouts()
+    patient: bool = True  # another program may renew keys that are refused, or make the bucket
+
+
+class _Request(NamedTuple):
+    """A request to the bucket, or about one object of it."""
+
+    method: bytes
+    key: str  # "" for the bucket itself
+    query: str = ""
+    headers: dict[bytes, bytes] | None = None  # signed
+    lines: Sequence[bytes] = ()  # of the header, too, and not signed
+    body: Sequence[Buffer] = ()
+    payload: bytes = UNSIGNED  # SHA-256 of the body, in hexadecimal
+    accepted: Sequence[int] = _OK  # statuses that are no failure
 
 
 class _Session:
@@ -136,47 +162,74 @@ class S3Objects:
     def __init__(self, runtime: Runtime, settings: S3Settings, keys: Keys | None = None) -> None:
         self._settings = settings
         self._session = _Session(runtime, settings, keys or Keys(runtime, settings.account))
-        self._put_headers = _put_headers(settings)
+        self.put_headers = _put_headers(settings)
+        self.place = self._session.place  # the bucket's address, for messages
         self._together = True  # the store may delete many objects a request
 
-    def _request(
-        self,
-        method: bytes,
-        key: str,
-        query: str = "",
-        headers: dict[bytes, bytes] | None = None,
-        lines: Sequence[bytes] = (),
-        body: Sequence[Buffer] = (),
-        into: Sequence[memoryview] = (),
-        payload: bytes = UNSIGNED,
-        accepted: Sequence[int] = _OK,
-    ) -> HttpAnswer:
+    def _request(self, request: _Request, into: Sequence[memoryview] = ()) -> HttpAnswer:
         """One request, repeated where the clock or the keys were to blame.
 
-        `headers` are signed, `lines` are not.
+        `into` gets the body of the answer.
         Raises: ObjectMissing, Unavailable, OSError ENOSPC EDQUOT.
         """
         session = self._session
-        target = (quoted(session.path + key) + (f"?{query}" if query else "")).encode()
-        signed = {b"host": session.host, **(headers or {})}
+        method, key = request.method, request.key
+        query = f"?{request.query}" if request.query else ""
+        target = (quoted(session.path + key) + query).encode()
+        signed = {b"host": session.host, **(request.headers or {})}
         first = b"%b %b HTTP/1.1" % (method, target)
         mends = 0
         while True:
             used = session.keys.current()
-            proof = session.signer.sign(used, session.now_s(), method, target, signed, payload)
+            now_s = session.now_s()
+            proof = session.signer.sign(used, now_s, method, target, signed, request.payload)
             try:
-                answer = session.pool.request((first, *proof, *lines), body, into)
+                head = (first, *proof, *request.lines)
+                answer = session.pool.request(head, request.body, into)
             except Unavailable as error:
                 raise Unreached(f"{session.place}: {error}") from error
-            if answer.status in accepted:
+            if answer.status in request.accepted:
                 return answer
             refusal = parse_refusal(answer.status, answer.body)
             if mends == _MENDS_MAX or not session.mend(refusal, answer, used):
-                raise translate(refusal, session.place, key, method == b"HEAD")
+                raise self._meaning(refusal, key, headless=method == b"HEAD")
             mends += 1
 
+    def _meaning(self, refusal: Refusal, key: str, headless: bool = False) -> Exception:
+        """See `translate`. Raises: KeysRefused, BucketMissing where the caller is not patient."""
+        if not self._settings.patient:
+            self._require_place(refusal)
+        return translate(refusal, self._session.place, key, headless)
+
+    def _require_place(self, refusal: Refusal) -> None:
+        """Raises: KeysRefused, BucketMissing where keys or bucket are to blame."""
+        if refusal.code == "NoSuchBucket":
+            raise BucketMissing(f"{self._session.place}: {refusal}")
+        if not refusal.code and refusal.status in _FORBIDDEN:
+            self._require_bucket()  # a HEAD was refused without a reason: this one has a code
+        if refusal.code in KEY_CODES or refusal.status in _DENIED:
+            where = self._session.keys.shown()
+            raise KeysRefused(f"{self._session.place}: {refusal}; the keys are from {where}")
+
+    def request_on(
+        self,
+        method: bytes,
+        key: str,
+        query: str,
+        headers: dict[bytes, bytes],
+        body: Sequence[Buffer] = (),
+        accepted: Sequence[int] = _OK,
+    ) -> HttpAnswer:
+        """A request about one object that the contract of stores has no word for.
+
+        Raises: as `put`; ObjectMissing.
+        """
+        length = b"Content-Length: %d" % sum(map(len, body))
+        request = _Request(method, key, query, headers, (length,), body, accepted=accepted)
+        return self._request(request)
+
     def put(self, key: str, pieces: Sequence[Buffer]) -> None:
-        headers, payload = self._put_headers, UNSIGNED
+        headers, payload = self.put_headers, UNSIGNED
         if self._settings.checksum == "crc32c":
             value = 0
             for piece in pieces:
@@ -189,21 +242,20 @@ class S3Objects:
                 digest.update(piece)
             payload = digest.hexdigest().encode()
         length = b"Content-Length: %d" % sum(map(len, pieces))
-        answer = self._request(
-            b"PUT", key, "", headers, (length,), pieces, (), payload, accepted=_STORED
-        )
+        request = _Request(b"PUT", key, "", headers, (length,), pieces, payload, _STORED)
+        answer = self._request(request)
         if not answer.headers.get(b"etag"):
             raise Unavailable(f"{self._session.place}: a PUT was answered, but not by an S3 store")
 
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         if begin == 0 and end is None:
-            return self._request(b"GET", key).body
+            return self._request(_Request(b"GET", key)).body
         if end is not None and end <= begin:
             if self.head(key) is None:
                 raise ObjectMissing(key)
             return b""
         line = _range_line(begin, end)
-        answer = self._request(b"GET", key, lines=(line,), accepted=_OF_RANGES)
+        answer = self._request(_Request(b"GET", key, lines=(line,), accepted=_OF_RANGES))
         return self._in_range(answer, begin, end)
 
     def _in_range(self, answer: HttpAnswer, begin: int, end: int | None) -> bytes:
@@ -237,49 +289,50 @@ class S3Objects:
         for answer in answers:
             if answer.status not in (*_OF_RANGES, *_FORBIDDEN):
                 refusal = parse_refusal(answer.status, answer.body)
-                raise translate(refusal, session.place, key, False)
+                raise self._meaning(refusal, key)
         return [
             self.get(key, *each) if answer.status in _FORBIDDEN else self._in_range(answer, *each)
             for answer, each in zip(answers, ranges, strict=True)
         ]
 
     def get_into(self, key: str, pieces: Sequence[memoryview]) -> int:
-        return self._request(b"GET", key, into=pieces).filled
+        return self._request(_Request(b"GET", key), into=pieces).filled
 
     def delete(self, *keys: str) -> None:
         """What can't be deleted together is by itself, where clock and keys are mended."""
         for begin in range(0, len(keys), DELETES_TOGETHER):
             part = keys[begin : begin + DELETES_TOGETHER]
-            if len(part) == 1 or not self._together or not self._delete_together(part):
+            alone = len(part) == 1 or not self._together or not all(map(is_expressible, part))
+            if alone or not self._delete_together(part):
                 for key in part:
                     self._delete_one(key)
 
     def _delete_one(self, key: str) -> None:
         try:
-            self._request(b"DELETE", key)
+            self._request(_Request(b"DELETE", key))
         except ObjectMissing:
             pass
 
     def _delete_together(self, keys: Sequence[str]) -> bool:
         """One DeleteObjects; False where the store refuses that. Raises: Unavailable."""
-        body = _deletion(keys)
+        body = deletion(keys)
         digest = b64encode(md5(body, usedforsecurity=False).digest())
         length = b"Content-Length: %d" % len(body)
         headers = {b"content-md5": digest}  # the one checksum that every such store knows
-        answer = self._request(
-            b"POST", "", "delete=", headers, (length,), (body,), (), UNSIGNED, _OF_DELETIONS
+        request = _Request(
+            b"POST", "", "delete=", headers, (length,), (body,), accepted=_OF_DELETIONS
         )
-        place = self._session.place
+        answer = self._request(request)
         if answer.status == 200:
-            for key, code in _parse_failures(answer.body, place):
-                raise translate(Refusal(200, code), place, key, False)
+            for key, _ in parse_failures(answer.body, self._session.place):
+                self._delete_one(key)  # which waits where that helps, or says why not
             return True
         self._together = answer.status not in _UNKNOWN_THERE  # keys and clock can be mended
         return False
 
     def head(self, key: str) -> ObjectInfo | None:
         try:
-            headers = self._request(b"HEAD", key).headers
+            headers = self._request(_Request(b"HEAD", key)).headers
         except ObjectMissing:
             self._require_bucket()  # an answer to HEAD does not say what is missing
             return None
@@ -288,22 +341,34 @@ class S3Objects:
             size = int(headers[b"content-length"])
         except (KeyError, ValueError) as error:
             raise Unavailable(f"{self._session.place}: HEAD says neither size nor time") from error
-        return ObjectInfo(key, size, int(when.timestamp()) * 10**9)
+        etag = headers.get(b"etag", b"").decode(errors="replace").strip('"')
+        return ObjectInfo(key, size, int(when.timestamp()) * 10**9, etag)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        words = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(PAGE_KEYS))]
         token = ""
         while True:
-            if token:
-                more = [("continuation-token", token)]
-            else:
-                more = [("start-after", after)] if after else []
-            query = query_string([*words, ("prefix", prefix), *more])
-            page = _parse_page(self._request(b"GET", "", query).body, self._session.place)
+            page = self.list_page(prefix, after, token)
             yield from page.infos
             if not page.next_token:
                 return
             token = page.next_token
+
+    def list_page(
+        self, prefix: str, after: str = "", token: str = "", delimiter: str = ""
+    ) -> ListingPage:
+        """One request of a listing; `token` is the page's before. Raises: Unavailable.
+
+        With a `delimiter`, keys that have it behind the prefix are told as what they begin with.
+        """
+        words = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(PAGE_KEYS))]
+        if delimiter:
+            words.append(("delimiter", delimiter))
+        if token:
+            words.append(("continuation-token", token))
+        elif after:
+            words.append(("start-after", after))
+        query = query_string([*words, ("prefix", prefix)])
+        return parse_page(self._request(_Request(b"GET", "", query)).body, self._session.place)
 
     def sync(self, keys: Iterable[str]) -> None:
         """A put that was answered is durable."""
@@ -326,7 +391,8 @@ class S3Objects:
 
     def _require_bucket(self) -> None:
         """Raises: NoSuchBucket, Unavailable."""
-        self._request(b"GET", "", query_string([("list-type", "2"), ("max-keys", "1")]))
+        query = query_string([("list-type", "2"), ("max-keys", "1")])
+        self._request(_Request(b"GET", "", query))
 
     def make_bucket(self) -> None:
         """Raises: Unavailable."""
@@ -350,59 +416,6 @@ class S3Objects:
             raise Unavailable(f"{self._session.place}: {refusal}") from error
         except BotoCoreError as error:
             raise Unavailable(f"{self._session.place}: {error}") from error
-
-
-class _Page(NamedTuple):
-    """Part of a listing."""
-
-    infos: list[ObjectInfo]
-    next_token: str
-
-
-def _parse_page(body: bytes, place: str) -> _Page:
-    """An answer to ListObjectsV2. Raises: Unavailable."""
-    infos: list[ObjectInfo] = []
-    try:
-        root = ElementTree.fromstring(body)
-        space, _, kind = root.tag.rpartition("}")
-        space += "}" if space else ""
-        if kind != "ListBucketResult":
-            raise Unavailable(f"{place}: {kind} is no listing")
-        for each in root.iterfind(f"{space}Contents"):
-            text = {child.tag.removeprefix(space): child.text or "" for child in each}
-            when = datetime.fromisoformat(text["LastModified"])
-            mtime_ns = int(when.timestamp()) * 10**9  # HEAD tells whole seconds
-            infos.append(ObjectInfo(unquote(text["Key"]), int(text["Size"]), mtime_ns))
-        cut = root.findtext(f"{space}IsTruncated", "false") == "true"
-        token = root.findtext(f"{space}NextContinuationToken", "")
-    except (ElementTree.ParseError, KeyError, ValueError) as error:
-        raise Unavailable(f"{place}: a listing that can't be read: {error}") from error
-    if cut and not token:
-        raise Unavailable(f"{place}: a listing that is cut off and can't be continued")
-    return _Page(infos, token if cut else "")
-
-
-def _deletion(keys: Iterable[str]) -> bytes:
-    """The body of DeleteObjects."""
-    objects = "".join(f"<Object><Key>{escape(key)}</Key></Object>" for key in keys)
-    return f"<Delete><Quiet>true</Quiet>{objects}</Delete>".encode()
-
-
-def _parse_failures(body: bytes, place: str) -> list[tuple[str, str]]:
-    """Keys that are still there, by an answer to DeleteObjects, and why. Raises: Unavailable."""
-    try:
-        root = ElementTree.fromstring(body)
-    except ElementTree.ParseError as error:
-        raise Unavailable(f"{place}: an answer that can't be read: {error}") from error
-    space, _, kind = root.tag.rpartition("}")
-    space += "}" if space else ""
-    if kind != "DeleteResult":
-        raise Unavailable(f"{place}: {kind} says nothing of what was deleted")
-    failures = [
-        (each.findtext(f"{space}Key", ""), each.findtext(f"{space}Code", ""))
-        for each in root.iterfind(f"{space}Error")
-    ]
-    return [failure for failure in failures if failure[1] != "NoSuchKey"]
 
 
 def _put_headers(settings: S3Settings) -> dict[bytes, bytes]:

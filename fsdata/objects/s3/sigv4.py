@@ -20,7 +20,7 @@ _SAFE: Final = "/-_.~"
 
 
 class AccessKey(NamedTuple):
-    """Who signs. Never shown: `repr` would give the secret away, so it says nothing."""
+    """The keys that sign. Never shown: `repr` would give the secret away, so it says nothing."""
 
     access: str
     secret: str
@@ -31,7 +31,7 @@ class AccessKey(NamedTuple):
 
 
 def quoted(path: str) -> str:
-    """A path as it stands in the request line and in what is signed."""
+    """A path as it is in the request line and in what is signed."""
     return quote(path, safe=_SAFE)
 
 

@@ -1,12 +1,12 @@
-"""Deleting for good what has no name: orphan inodes, then slices nobody refers to.
+"""Deleting for good what has no name: orphan inodes, then slices that no chunk lists.
 
-Deletion waits for readers, on every mount. One client leads. It notes what is in O and X, then asks
-for a new *round*. A session that confirms round N says: those of my open files that are orphans are
-recorded as held, and no read of mine still uses a slice list from before N. When every live session
-has confirmed, what was noted before N and is not held may go.
+Deletion waits for readers, on every mount. One client leads. It notes what is in O and X, then
+begins a new *round*. A session that confirms round N states that those of its open files that are
+orphans are recorded as held, and that no read still uses a slice list from before N. When every
+live session has confirmed, what was noted before N and is not held may go.
 
 X lists what chunks have *dropped*. A slice that is shared (R) is used until each of its users has
-dropped it; `last_uses` tells.
+dropped it; `last_uses` finds that out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIELDS_A_PURGE: Final = 400  # of a long row: with values of 64 KiB that is 26 M
 
 
 def take_lead(txn: Txn, sid: SessionId, believed_dead: SessionId | None) -> bool:
-    """Become the leader where there is none, or where the one there is is `believed_dead`."""
+    """Become the leader where there is none, or where the present one is `believed_dead`."""
     value = txn.get(schema.BACKGROUND, schema.LEADER)
     leader = SessionId(schema.id_of(value)) if value else None
     if leader == sid:
@@ -51,7 +51,7 @@ def leader(txn: Txn, guess: SessionId | None = None) -> SessionRecord | None:
 
 
 def round_and_ids(txn: Txn, sid: SessionId | None) -> tuple[int, int, bytes | None]:
-    """The current round, 0 before the first; the next slice id that nobody has; and what a session
+    """The current round, 0 before the first; the next free slice id; and the record that a session
     has written of itself."""
     keys = [(schema.BACKGROUND, schema.ROUND), (schema.COUNTERS, schema.NEXT_SLICE)]
     if sid is not None:
@@ -137,17 +137,17 @@ def _begin_of(txn: Txn, row: bytes) -> tuple[dict[bytes, bytes], bool]:
 
 
 class LastUses(NamedTuple):
-    """What is to become of drops: slices that nobody uses now, and those that others do."""
+    """What is to become of drops: slices that are unused now, and those with other uses."""
 
     gone: list[tuple[SliceId, int]]
     shared: list[SliceId]
 
 
 def last_uses(txn: Txn, sid: SessionId, number: int, noted: Drops) -> LastUses | None:
-    """Which of the slices in `noted` were dropped by everybody who used them.
+    """Which of the slices in `noted` were dropped by all chunks that used them.
 
-    None where `sid` leads no longer, or another round than `number` has begun: then others may have
-    dealt with these. All is read at one moment.
+    None where `sid` leads no longer, or another round than `number` has begun: then another client
+    may have dealt with these. All is read at one moment.
     """
     counts = count_drops(noted)
     keys: list[Key] = [(schema.BACKGROUND, schema.LEADER), (schema.BACKGROUND, schema.ROUND)]
@@ -167,10 +167,10 @@ def last_uses(txn: Txn, sid: SessionId, number: int, noted: Drops) -> LastUses |
 
 
 def forget_dead(txn: Txn, noted: Drops, shared: Sequence[SliceId]) -> None:
-    """These drops have been dealt with: objects are deleted, or others use the slices of `shared`.
+    """Forget drops: their objects are deleted, or other chunks use the slices of `shared`.
 
-    What has been added to a field since it was noted stays; what somebody else has forgotten is
-    counted off no more.
+    What has been added to a field since it was noted stays; what another client has forgotten is
+    not counted off again.
     """
     row = schema.DEAD_SLICES
     shares = [(schema.SHARED_SLICES, schema.pack_u64(each)) for each in shared]

@@ -1,7 +1,8 @@
-"""What is in a file: chunks of slices. Writing, truncating, compacting them.
+"""The content of a file: chunks of slices. Writing, truncating, compacting them.
 
 `used` counts the bytes that slices cover, so overwriting costs nothing and holes are free. To keep
-it exact a write must know what it covers; where it only appends, nothing can lie beneath.
+it exact a write must know what it covers; an append covers nothing, unless space is reserved beyond
+the end (FLAG_BEYOND).
 """
 
 from __future__ import annotations
@@ -13,23 +14,24 @@ from typing import Final
 
 from fsmeta.ops.data.long_chunks import covered_with, slices_of
 from fsmeta.rules import access, quota
-from fsmeta.rules.context import Changed, Env, get_attr, require_unsealed
+from fsmeta.rules.context import Changed, Env, get_attr, require_own_bytes, require_unsealed
 from fsmeta.schema import inode, keys, slices as schema_slices
-from fsmeta.schema.snapshot_inos import is_sealed
+from fsmeta.schema.snapshot_inos import is_snapshot_ino
 from fsmeta.schema.xattrs import CAPABILITY_FIELD
-from fsmeta.slices import View, covered
+from fsmeta.slices import ChunkView, covered
 from fsmeta.store.contract import COMMIT_OPS_ENOUGH
-from fsmeta.txn.row_cache import Missing, RowCache
+from fsmeta.txn.cached_fields import Missing
+from fsmeta.txn.row_cache import RowCache
 from fsmeta.txn.txn import Txn
 from fsmeta.types import (
     CHUNK_BYTES,
     FILE_SIZE_MAX,
+    FLAG_BEYOND,
     Attr,
     Caller,
     Ino,
     Slice,
     SliceId,
-    SliceKind,
     space_of,
 )
 
@@ -80,10 +82,11 @@ def write(
     written at `mtime_ns`, perhaps before a chmod that is already here, so ctime does not go back.
     `unprivileged` has written some of them without CAP_FSETID: S_ISUID goes together with the
     content that it was set for.
-    Raises: ESTALE, ENOSPC, EDQUOT, EROFS.
+    Raises: ESTALE, ENOSPC, EDQUOT, EROFS, ShowsObject.
     """
     require_unsealed(ino)
     attr = get_attr(txn, ino)
+    require_own_bytes(attr)
     row = keys.inode_row(ino)
     by_chunk: dict[int, list[Slice]] = {}
     for index, piece in batch:
@@ -95,7 +98,8 @@ def write(
     overlapped = [
         (row, keys.chunk_field(index))
         for index, new in by_chunk.items()
-        if index * CHUNK_BYTES + min(each.pos for each in new) < attr.size
+        if attr.flags & FLAG_BEYOND
+        or index * CHUNK_BYTES + min(each.pos for each in new) < attr.size
     ]
     txn.get_many(overlapped)
     used = attr.used
@@ -158,9 +162,10 @@ def split(piece: Slice, begin: int) -> list[tuple[int, Slice]]:
 def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:
     """truncate(2): attributes with the new size; the caller writes them.
 
-    What lies beyond is dropped at once, so that growing again shows zeros. A file of very many
-    chunks is left with a size above `size`: the caller commits that and calls again.
-    Raises: EISDIR, EINVAL, EFBIG.
+    What lies beyond is dropped at once, so that growing again shows zeros; what is reserved beyond
+    the end stays where the file grows. A file of very many chunks is left with a size above `size`,
+    or with FLAG_BEYOND: the caller commits that and calls again.
+    Raises: EISDIR, EINVAL, EFBIG, ShowsObject.
     """
     if stat.S_ISDIR(attr.mode):
         raise OSError(errno.EISDIR, "is a directory")
@@ -168,17 +173,26 @@ def change_size(txn: Txn, env: Env, attr: Attr, size: int) -> Attr:
         raise OSError(errno.EINVAL, "not a regular file, or a negative size")
     if size > FILE_SIZE_MAX:
         raise OSError(errno.EFBIG, f"size {size}")
-    if size >= attr.size or not attr.used:
+    require_own_bytes(attr)
+    flags = attr.flags & ~FLAG_BEYOND
+    if size > attr.size:
         return attr._replace(size=size)
+    if (size == attr.size and flags == attr.flags) or not attr.used:
+        return attr._replace(size=size, flags=flags)
     chunks = chunks_of(txn, attr, size // CHUNK_BYTES)
     count = how_many_fit([value for _, value in reversed(chunks)])
     if count < len(chunks):
         chunks = chunks[-count:]
-        size = chunks[0][0] * CHUNK_BYTES
+        size, flags = chunks[0][0] * CHUNK_BYTES, attr.flags
     used = attr.used - _cut(txn, attr.ino, chunks, size)
     if attr.nlink:
         quota.charge(txn, env, attr, space=space_of(used) - attr.space, inodes=0)
-    return attr._replace(size=size, used=used)
+    return attr._replace(size=min(size, attr.size), used=used, flags=flags)
+
+
+def is_cut(before: Attr, after: Attr, size: int) -> bool:
+    """Whether a change of the size to `size` has done all of it: see `change_size`."""
+    return after.size == size and (size > before.size or not after.flags & FLAG_BEYOND)
 
 
 def chunks_of(txn: Txn, attr: Attr, begin: int, end: int | None = None) -> list[tuple[int, bytes]]:
@@ -186,11 +200,14 @@ def chunks_of(txn: Txn, attr: Attr, begin: int, end: int | None = None) -> list[
 
     Without `end`, all from `begin` on.
 
-    No chunk begins at or beyond the file's size, so a few can be asked for by name, and what is
-    remembered need not be asked for. That others appear meanwhile shows in `v`.
+    No chunk begins at or beyond the file's size, unless space is reserved there, so a few can be
+    asked for by name, and what is remembered need not be asked for. That further ones appear
+    meanwhile shows in `v`.
     """
     row = keys.inode_row(attr.ino)
     last = (attr.size - 1) // CHUNK_BYTES + 1
+    if attr.flags & FLAG_BEYOND:
+        last = FILE_SIZE_MAX // CHUNK_BYTES
     indexes = range(begin, last if end is None else min(end, last))
     if len(indexes) <= CHUNKS_NAMED:
         values = txn.get_many([(row, keys.chunk_field(index)) for index in indexes])
@@ -239,14 +256,10 @@ def _cut(txn: Txn, ino: Ino, chunks: Sequence[tuple[int, bytes]], size: int) -> 
 def bury(txn: Txn, slices: Sequence[Slice], kept: Sequence[Slice] = ()) -> None:
     """A chunk that listed `slices` and `kept` lists only `kept`: record what it has dropped.
 
-    Whether others use those, the background worker finds out.
+    The background worker finds out whether other chunks use those.
     """
     still = {each.id for each in kept}
-    dead = {
-        each.id: each.size
-        for each in slices
-        if each.kind is not SliceKind.HOLE and each.id not in still
-    }
+    dead = {each.id: each.size for each in slices if each.stored and each.id not in still}
     record_drops(txn, list(dead.items()))
 
 
@@ -254,7 +267,7 @@ def record_drops(txn: Txn, drops: Sequence[tuple[SliceId, int]]) -> None:
     """Each of these (id, size) was dropped by a chunk, or as often by so many."""
     for begin in range(0, len(drops), DROPS_A_FIELD):
         part = drops[begin : begin + DROPS_A_FIELD]
-        # others may have dropped the same slice before, if it is shared
+        # other chunks may have dropped the same slice before, if it is shared
         txn.append(keys.DEAD_SLICES, keys.pack_u64(part[0][0]), schema_slices.pack_dead(part))
 
 
@@ -273,22 +286,17 @@ class Exchange:
 
 def _beyond(these: Sequence[Slice], those: Sequence[Slice]) -> list[Slice]:
     """The ranges that `these` cover and `those` do not."""
-    view = View(these)
-    for part in View(those).segments():
-        if part.slice is not None:
-            view.lay(schema_slices.hole(part.pos, part.length))
-    return [
-        Slice(part.pos, part.slice.id, part.length, 0, part.length)
-        for part in view.segments()
-        if part.slice is not None
-    ]
+    view = ChunkView(these)
+    for begin, end in ChunkView(those).covered_ranges():
+        view.lay(schema_slices.hole(begin, end - begin))
+    return [schema_slices.reserved(begin, end - begin) for begin, end in view.covered_ranges()]
 
 
 def _left_of(ranges: Sequence[Slice], later: Sequence[Slice]) -> int:
     """Bytes of `ranges` that none of `later` touches."""
     if not ranges or not later:
         return sum(piece.length for piece in ranges)
-    view = View(ranges)
+    view = ChunkView(ranges)
     for piece in later:
         view.lay(schema_slices.hole(piece.pos, piece.length))
     return view.used
@@ -298,13 +306,13 @@ def replace_prefix(txn: Txn, env: Env, ino: Ino, index: int, exchange: Exchange)
     """Compaction: put the new records in place of a chunk's first ones, if those are the old.
 
     What was appended meanwhile stays behind them. Small holes have become zeros, which take space
-    from here on. False where somebody else was first; then the caller owns the new slices and
+    from here on. False where another client was first; then the caller owns the new slices and
     deletes them. Writers don't wait for it, and each write begun meanwhile is a conflict: so it
     does little.
     """
     row, field = keys.inode_row(ino), keys.chunk_field(index)
     value = txn.get(row, field)
-    if is_sealed(ino) or value is None or not value.startswith(exchange.packed):
+    if is_snapshot_ino(ino) or value is None or not value.startswith(exchange.packed):
         return False
     rest = value[len(exchange.packed) :]
     packed = schema_slices.pack_slices(exchange.new) + rest
@@ -314,7 +322,7 @@ def replace_prefix(txn: Txn, env: Env, ino: Ino, index: int, exchange: Exchange)
         attr = get_attr(txn, ino)
         used = attr.used + grown
         txn.put(row, keys.VOLATILE_FIELD, inode.pack_volatile(attr._replace(used=used)))
-        if attr.nlink:  # nobody asked for it, so no limit stops it
+        if attr.nlink:  # no user asked for it, so no limit stops it
             space = space_of(used) - attr.space
             quota.charge(txn, env, attr, space=space, inodes=0, limited=False)
     if packed:

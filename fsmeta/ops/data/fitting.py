@@ -1,7 +1,7 @@
 """How much of a write the limits leave room for, where all of it would be refused.
 
 `Meta.fitting` runs it when a commit was ENOSPC or EDQUOT. Nothing is changed: the caller commits
-what fits, and is judged again then.
+what fits, and that commit is checked again.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """What `gc` and the clients agree on, so that it deletes nothing that is or will be in use.
 
-`void` in row G: a session that joins again after others had ended it must not commit slices below
-it, for gc has taken their objects for garbage. gc raises it first and reads the sessions then, so
-each session has either shown its floor or will see `void`.
+`void` in row G: a session that joins again after another client had ended it must not commit slices
+below it, since gc has taken their objects for garbage. gc raises it first and reads the sessions
+then, so each session has either shown its floor or will see `void`.
 
 `collecting` in row G: gc reads the chunks one after another, and misses a slice that moves from one
 it has not read to one it has. So a verb that gives a slice to a further chunk calls `note_shared`
 in its commit; gc keeps what is noted in row Y. Once that is read, what is neither marked nor noted
-and lies below `void` is in no chunk, and nobody can put it into one any more: the marks hold for as
-long as the store does not go back. `collecting` is the name of the run that reads; one that begins
-while another reads takes its place, and the other finds out before it has deleted anything.
+and lies below `void` is in no chunk, and no client can put it into one any more: the marks hold for
+as long as the store does not go back. `collecting` is the name of the run that reads; one that
+begins while another reads takes its place, and the other notices before it has deleted anything.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fsmeta.types import SliceId
 
 
 def void_below(txn: Txn) -> int:
-    """Slices below it that are in no chunk are nobody's."""
+    """Slices below it that are in no chunk are garbage."""
     value = txn.get(keys.BACKGROUND, keys.VOID)
     return keys.unpack_count(keys.BACKGROUND, keys.VOID, value)
 
 
 def raise_void(txn: Txn, floor: int) -> None:
-    """Slices below `floor` that are in no chunk are nobody's from here on."""
+    """Slices below `floor` that are in no chunk are garbage from here on."""
     if floor > void_below(txn):
         txn.put(keys.BACKGROUND, keys.VOID, b"%d" % floor)
 

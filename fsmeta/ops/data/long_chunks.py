@@ -3,10 +3,10 @@
 A chunk that is written in small pieces has hundreds of records, and each write has to know how many
 bytes it covers anew. A list mostly differs from the one before by what was appended to it, so only
 that is parsed and laid. The answers are functions of the bytes alone: nothing that is remembered
-here can be wrong, whoever's chunk it was, and forgetting costs time only.
+here can be wrong, whichever chunk it was, and forgetting costs time only.
 
-Called by verbs, any thread: an entry is taken out while it is used, and two who want the same one
-at once differ in time only.
+Called by verbs, any thread: an entry is taken out while it is used, and a second thread that wants
+it meanwhile loses time only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from fsmeta.schema.slices import SLICE_BYTES, pack_slices, unpack_slices
-from fsmeta.slices import View, covered
+from fsmeta.slices import ChunkView, covered
 from fsmeta.types import Ino, Slice
 
 LONG_BYTES: Final = 32 * SLICE_BYTES  # shorter lists are parsed in less time than it takes to look
@@ -25,17 +25,17 @@ _Key: TypeAlias = tuple[Ino, int]
 _T = TypeVar("_T")
 
 
-class _Listed(NamedTuple):
+class _ListedChunk(NamedTuple):
     value: bytes
     slices: list[Slice]  # never changed
 
 
 class _Laid(NamedTuple):
     value: bytes
-    view: View  # of all of `value`
+    view: ChunkView  # of all of `value`
 
 
-_listed: Final[dict[_Key, _Listed]] = {}
+_listed: Final[dict[_Key, _ListedChunk]] = {}
 _laid: Final[dict[_Key, _Laid]] = {}
 
 
@@ -51,7 +51,7 @@ def slices_of(ino: Ino, index: int, value: bytes | None) -> list[Slice]:
         slices = known.slices
     else:
         slices = known.slices + unpack_slices(ino, index, value[len(known.value) :])
-    _keep(_listed, key, _Listed(value, slices))
+    _keep(_listed, key, _ListedChunk(value, slices))
     return slices.copy()
 
 
@@ -65,7 +65,7 @@ def covered_with(
     key = (ino, index)
     known = _laid.pop(key, None)
     if known is None or not value.startswith(known.value):
-        view, rest = View(), value
+        view, rest = ChunkView(), value
     else:
         view, rest = known.view, value[len(known.value) :]
     for piece in unpack_slices(ino, index, rest):
@@ -83,5 +83,5 @@ def _keep(table: dict[_Key, _T], key: _Key, entry: _T) -> None:
     while len(table) > KEPT:
         try:
             table.pop(next(iter(table)), None)
-        except (StopIteration, RuntimeError):  # others have just changed the table
+        except (StopIteration, RuntimeError):  # another thread has just changed the table
             return

@@ -1,11 +1,11 @@
 """Packing small files: many slices of one block each become parts of one, the segment.
 
-A file is packed only while its first chunk lists exactly one record, and that the one its bytes
-were read by. All members change hands in one commit, so the uses of the segment are exact from the
-start: R counts those beyond the first, as of any shared slice, and what the files listed before is
-dropped as by any other change.
+A file is packed only while its first chunk lists exactly one record, and only if that is the record
+by which its bytes were read. One commit moves all members, so the uses of the segment are exact
+from the start: R counts those beyond the first, as of any shared slice, and what the files listed
+before is dropped as by any other change.
 
-Clones and snapshots share segments as they share any slice. What is sealed is never a member, so
+Clones and snapshots share segments as they share any slice. A sealed inode is never a member, so
 nothing of a snapshot is rewritten, even where it alone uses a segment.
 """
 
@@ -18,7 +18,7 @@ from fsmeta.ops.data.deletion import Drops, count_drops
 from fsmeta.ops.data.extent import record_drops
 from fsmeta.schema import keys as schema, slices
 from fsmeta.schema.segments import PACKED, pack_members, unpack_members
-from fsmeta.schema.snapshot_inos import is_sealed
+from fsmeta.schema.snapshot_inos import is_snapshot_ino
 from fsmeta.store.contract import COMMIT_OPS_MAX
 from fsmeta.txn.txn import Txn
 from fsmeta.types import Ino, Slice, SliceId, SliceKind
@@ -44,7 +44,7 @@ class PackedSlices(NamedTuple):
 
 
 class Thin(NamedTuple):
-    """A segment that few of its members still use, and who was packed into it."""
+    """A segment that few of its members still use, and the inodes that were packed into it."""
 
     segment: SliceId
     members: list[Ino]
@@ -65,7 +65,7 @@ def pack(txn: Txn, segment: SliceId, members: Sequence[PackedSlices]) -> list[In
         if _is_still(each.was, value):
             same.append(each)
         else:
-            txn.overlook(*key)
+            txn.drop_check(*key)
     if len(same) < 2:
         return []
     for each in same:
@@ -85,7 +85,7 @@ def unchanged(txn: Txn, files: Sequence[Small]) -> list[Small]:
 
 
 def unshared(txn: Txn, files: Sequence[Small]) -> list[Small]:
-    """Those of `files` whose slices nobody else uses, by the counts of now."""
+    """Those of `files` whose slices no other chunk uses, by the present counts."""
     fields = [schema.pack_u64(each.piece.id) for each in files]
     values = txn.get_many([(schema.SHARED_SLICES, field) for field in fields])
     return [
@@ -97,7 +97,7 @@ def unshared(txn: Txn, files: Sequence[Small]) -> list[Small]:
 
 def _is_still(file: Small, value: bytes | None) -> bool:
     """Whether a chunk lists what is said of a file that may change."""
-    return value == slices.pack_slices([file.piece]) and not is_sealed(file.ino)
+    return value == slices.pack_slices([file.piece]) and not is_snapshot_ino(file.ino)
 
 
 def thin(txn: Txn, noted: Drops, shared: Sequence[SliceId]) -> list[Thin]:

@@ -1,8 +1,9 @@
 """fallocate(2) and copy_file_range(2): ranges of files, as records of their chunks.
 
-No data is moved by either. A hole is a record; a copy lists the source's slices again, and whoever
-is new among a slice's users is counted (`schema/keys`, R). Space is not reserved: slices are never
-written in place, so a later write takes room wherever it goes.
+No data is moved by either. A hole is a record; a copy lists the source's slices again, and each new
+use of a slice is counted (`schema/keys`, R). What is reserved is a record, too: it reads as zeros
+and counts as covered, so a write over it covers no more than before, and no limit can refuse it.
+A copy has a hole there.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from fsmeta.ops.data.extent import bury, chunks_of, how_many_fit, split
 from fsmeta.ops.data.gc import share
 from fsmeta.ops.data.long_chunks import covered_with
 from fsmeta.rules import quota
-from fsmeta.rules.context import Changed, Env, get_attr, require_unsealed
+from fsmeta.rules.context import Changed, Env, get_attr, require_own_bytes, require_unsealed
 from fsmeta.schema import inode, keys, slices
-from fsmeta.slices import covered, resolve
+from fsmeta.slices import ChunkRange, ChunkView, covered, resolve
 from fsmeta.txn.txn import Txn
 from fsmeta.types import (
     CHUNK_BYTES,
     FILE_SIZE_MAX,
     FLAG_APPEND,
+    FLAG_ATTACHED,
+    FLAG_BEYOND,
     FLAG_IMMUTABLE,
     Attr,
     Ino,
@@ -36,6 +39,9 @@ KEEP_SIZE: Final = 1  # linux/falloc.h
 PUNCH_HOLE: Final = 2
 ZERO_RANGE: Final = 16
 MODES: Final = frozenset({0, KEEP_SIZE, PUNCH_HOLE | KEEP_SIZE, ZERO_RANGE, ZERO_RANGE | KEEP_SIZE})
+RESERVED_MAX: Final = 1 << 44  # bytes that one call reserves: the largest file of ext4
+RESERVE_CHUNKS_MAX: Final = 1000  # in one commit; each is read by its name, and written
+RESERVE_RECORDS_MAX: Final = 4000  # in one commit, or those of one chunk: 100 kB
 COPY_CHUNKS_MAX: Final = 64  # of the target, in one commit: 4 GiB
 COPY_RECORDS_MAX: Final = 1000  # in one commit; each may count one more use
 
@@ -55,9 +61,11 @@ class Span(NamedTuple):
     end: int
 
 
-def fallocate(txn: Txn, env: Env, mode: int, span: Span) -> Ranged:
+def fallocate(txn: Txn, env: Env, mode: int, span: Span, reserves: bool = False) -> Ranged:
     """fallocate(2) of a range; where there are very many chunks, of its first part.
 
+    `reserves`: the volume's version allows reserved space. Without it sizes are set and ranges
+    cleared, as what earlier clients have left in a journal expects.
     Raises: EOPNOTSUPP for modes that are none of MODES, ENODEV, EPERM, EFBIG, ENOSPC,
     EDQUOT, ESTALE.
     """
@@ -69,12 +77,63 @@ def fallocate(txn: Txn, env: Env, mode: int, span: Span) -> Ranged:
         raise OSError(errno.EPERM, "the file is immutable, or append-only")
     if span.end > FILE_SIZE_MAX:
         raise OSError(errno.EFBIG, f"fallocate to {span.end}")
-    end, used = span.end, attr.used
-    if mode & (PUNCH_HOLE | ZERO_RANGE):
-        end, lost = _clear(txn, attr, span)
-        used -= lost
+    require_own_bytes(attr)
+    end, grown, flags = span.end, 0, attr.flags
+    if reserves and not mode & PUNCH_HOLE:
+        end, grown = _reserve(txn, attr, span, hiding=mode & ZERO_RANGE != 0)
+        if mode & KEEP_SIZE and end > attr.size:
+            flags |= FLAG_BEYOND
+    elif mode & (PUNCH_HOLE | ZERO_RANGE):
+        end, grown = _clear(txn, attr, span)
     size = attr.size if mode & KEEP_SIZE else max(attr.size, end)
-    return Ranged(end, Changed(attr, _put(txn, env, attr, size, used)))
+    changed = _put(txn, env, attr, size, attr.used + grown)
+    if flags != attr.flags:
+        changed = changed._replace(flags=flags)
+        txn.put(keys.inode_row(attr.ino), keys.ATTR_FIELD, inode.pack_attr(changed))
+    return Ranged(end, Changed(attr, changed))
+
+
+def _reserve(txn: Txn, attr: Attr, span: Span, hiding: bool) -> tuple[int, int]:
+    """Have a range covered, and all of it read as zeros if `hiding`; how far that went, and how
+    many bytes more are covered.
+    """
+    row = keys.inode_row(attr.ino)
+    first = span.begin // CHUNK_BYTES
+    indexes = range(first, min((span.end - 1) // CHUNK_BYTES + 1, first + RESERVE_CHUNKS_MAX))
+    fields = [(row, keys.chunk_field(index)) for index in indexes]
+    grown = records = 0
+    end = span.begin
+    for index, value in zip(indexes, txn.get_many(fields), strict=True):
+        if records > RESERVE_RECORDS_MAX:
+            break
+        base = index * CHUNK_BYTES
+        begin, end = max(span.begin - base, 0), min(span.end - base, CHUNK_BYTES)
+        old = slices.unpack_slices(attr.ino, index, value)
+        view = ChunkView(old)
+        new = [
+            slices.reserved(part.begin, part.end - part.begin)
+            for part in ([ChunkRange(begin, end)] if hiding else view.uncovered(begin, end))
+        ]
+        before = view.used
+        for piece in new:
+            view.lay(piece)
+        grown += view.used - before
+        end += base
+        if hiding and not any(part.slice for part in view.segments()):
+            kept = view.covered_ranges()
+            bury(txn, old)
+            txn.put(
+                row,
+                keys.chunk_field(index),
+                slices.pack_slices(
+                    slices.reserved(part.begin, part.end - part.begin) for part in kept
+                ),
+            )
+            records += len(kept)
+        elif new:
+            txn.append(row, keys.chunk_field(index), slices.pack_slices(new))
+            records += len(new)
+    return end, grown
 
 
 def _get_file(txn: Txn, ino: Ino, code: int) -> Attr:
@@ -95,9 +154,9 @@ def _put(txn: Txn, env: Env, attr: Attr, size: int, used: int) -> Attr:
 
 
 def _clear(txn: Txn, attr: Attr, span: Span) -> tuple[int, int]:
-    """Let a range read as zeros; how far that went, and how many covered bytes are gone."""
+    """Let a range be a hole; how far that went, and how many bytes more are covered: none."""
     row = keys.inode_row(attr.ino)
-    if span.begin >= attr.size:
+    if span.begin >= attr.size and not attr.flags & FLAG_BEYOND:
         return span.end, 0
     found = chunks_of(txn, attr, span.begin // CHUNK_BYTES, (span.end - 1) // CHUNK_BYTES + 1)
     end = span.end
@@ -105,7 +164,7 @@ def _clear(txn: Txn, attr: Attr, span: Span) -> tuple[int, int]:
     if count < len(found):
         end = found[count][0] * CHUNK_BYTES
         found = found[:count]
-    lost = 0
+    grown = 0
     for index, value in found:
         field = keys.chunk_field(index)
         txn.expect(row, field, value)
@@ -118,8 +177,8 @@ def _clear(txn: Txn, attr: Attr, span: Span) -> tuple[int, int]:
             bury(txn, slices.unpack_slices(attr.ino, index, value))
         elif after != before:
             txn.append(row, field, slices.pack_slices([zeros]))
-        lost += before - after
-    return end, lost
+        grown += after - before
+    return end, grown
 
 
 def copy_file_range(txn: Txn, env: Env, source: Span, ino: Ino, begin: int) -> Ranged:
@@ -133,12 +192,15 @@ def copy_file_range(txn: Txn, env: Env, source: Span, ino: Ino, begin: int) -> R
 
 
 def copy_range(txn: Txn, env: Env, source: Span, ino: Ino, begin: int) -> Ranged:
-    """`copy_file_range` by who builds what will be sealed."""
+    """`copy_file_range` into a tree that is being built and will be sealed."""
     txn.get_many((*inode.attr_keys(source.ino), *inode.attr_keys(ino)))
     origin = _get_file(txn, source.ino, errno.EINVAL)
     target = _get_file(txn, ino, errno.EINVAL)
+    if origin.flags & FLAG_ATTACHED:
+        raise OSError(errno.EXDEV, "shows an object of a bucket, which is to be read")
     if target.flags & FLAG_IMMUTABLE:
         raise OSError(errno.EPERM, "the file is immutable")
+    require_own_bytes(target)
     source = source._replace(end=min(source.end, origin.size))
     if source.begin >= source.end:
         return Ranged(begin, Changed(target, target))
@@ -205,7 +267,7 @@ def _splice(txn: Txn, attr: Attr, pieces: dict[int, list[Slice]]) -> int:
     for (index, new), value in zip(pieces.items(), txn.get_many(fields), strict=True):
         old = slices.unpack_slices(attr.ino, index, value)
         if not covered(old):  # nothing for holes to hide
-            new = [each for each in new if each.kind is not SliceKind.HOLE]
+            new = [each for each in new if each.stored]
         if not new:
             continue
         left = covered([*old, *new])
@@ -216,7 +278,7 @@ def _splice(txn: Txn, attr: Attr, pieces: dict[int, list[Slice]]) -> int:
             continue
         txn.append(row, keys.chunk_field(index), slices.pack_slices(new))
         known = {each.id for each in old}
-        for sid in {each.id for each in new if each.kind is not SliceKind.HOLE} - known:
+        for sid in {each.id for each in new if each.stored} - known:
             uses[sid] = uses.get(sid, 0) + 1
     share(txn, uses)
     return grown

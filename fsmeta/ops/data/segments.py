@@ -1,11 +1,12 @@
 """Segments that are stored before the files in them are seen: one file after the other comes to
-list its part, as the order of things demands.
+list its part, in the order in which they are published.
 
 Such a segment is *open* (table K) until the last of its files has it. That counts as a use, so R is
-exact at every moment, whoever deletes what meanwhile: `1 + R = chunks that list it + drops in X +
-1 where it is open`. The last file takes over that use; who dies before leaves it to the leader.
+exact at every moment, whatever is deleted meanwhile: `1 + R = chunks that list it + drops in X +
+1 where it is open`. The last file takes over that use; if the client dies before, the leader ends
+it.
 
-Called by a publisher, whose client has packed what waits in its journal (docs/design/packing).
+Called by a publisher, after its client has packed what waits in its journal (docs/design/packing).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def open_segment(txn: Txn, segment: OpenSegment) -> None:
 
 
 def join(txn: Txn, segment: OpenSegment, ino: Ino, last: bool) -> None:
-    """This commit makes the first chunk of `ino` list `segment`; `last`: nobody else will.
+    """This commit makes the first chunk of `ino` list `segment`; `last`: no other will.
 
     `extent.write` has read what it listed before, unless the file was empty.
     Raises: Voided where it is not open any more: then it may be gone.
@@ -51,7 +52,7 @@ def join(txn: Txn, segment: OpenSegment, ino: Ino, last: bool) -> None:
 
 
 def close_segment(txn: Txn, segment: OpenSegment) -> None:
-    """Nobody else will come to list a segment."""
+    """No further file will list a segment."""
     if txn.get(keys.CLONES, segment.field) == segment.pack():
         _close(txn, segment)
 

@@ -11,6 +11,7 @@ from fsmeta.schema import keys
 from fsmeta.schema.acl import (
     ACCESS_XATTR,
     DEFAULT_XATTR,
+    MADE_MAX,
     XATTRS,
     Acl,
     build,
@@ -61,7 +62,7 @@ def setxattr(txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, kill_sgid:
 
     An access ACL sets the mode, and is kept only where it says more. `kill_sgid`: a `checked`
     caller is not in the group, so S_ISGID goes.
-    Raises: EINVAL, EOPNOTSUPP, E2BIG, EPERM, EACCES for a default ACL on a file, ESTALE.
+    Raises: EINVAL, EOPNOTSUPP, E2BIG, EDQUOT, EPERM, ESTALE; EACCES for a default ACL on a file.
     """
     entries = parse_entries(value)
     attr = get_attr(txn, ino)
@@ -76,7 +77,7 @@ def setxattr(txn: Txn, env: Env, ino: Ino, name: bytes, value: bytes, kill_sgid:
     if name == ACCESS_XATTR:
         new = _set_access(txn, env, attr, acl, kill_sgid)
     else:
-        new = attr._replace(default_acl=_number(txn, acl) if acl else 0)
+        new = attr._replace(default_acl=_number(txn, env, acl) if acl else 0)
     change_attr(txn, attr, new._replace(ctime_ns=env.now_ns))
 
 
@@ -84,39 +85,41 @@ def _set_access(txn: Txn, env: Env, attr: Attr, acl: Acl | None, kill_sgid: bool
     if acl is None:
         return attr._replace(acl=0)
     mode = attr.mode & ~0o777 | acl.bits
-    caller = env.caller
-    stranger = not caller.checked and caller.uid != 0 and not caller.in_group(attr.gid)
-    if kill_sgid or stranger:
+    if kill_sgid or env.caller.is_stranger(attr.gid):
         mode &= ~stat.S_ISGID
     more = acl.mask is not None
-    return attr._replace(mode=mode, acl=_number(txn, without_mode(acl)) if more else 0)
+    return attr._replace(mode=mode, acl=_number(txn, env, without_mode(acl)) if more else 0)
 
 
-def inherit(txn: Txn, attr: Attr, directory: Stable) -> Attr:
-    """A new inode with the mode and the ACLs that its directory wants it to have."""
+def inherit(txn: Txn, env: Env, attr: Attr, directory: Stable) -> Attr:
+    """A new inode with the mode and the ACLs that its directory wants. Raises: EDQUOT."""
     if not directory.default_acl or stat.S_ISLNK(attr.mode):
         return attr
     default = get_acl(txn, directory.default_acl)
     mode, stored = inherited(default, attr.mode)
     return attr._replace(
         mode=mode,
-        acl=_number(txn, stored) if stored else 0,
+        acl=_number(txn, env, stored) if stored else 0,
         default_acl=directory.default_acl if attr.is_dir else 0,
     )
 
 
-def _number(txn: Txn, acl: Acl) -> int:
+def _number(txn: Txn, env: Env, acl: Acl) -> int:
     """The id of an ACL's record, which is made where there is none.
 
     The commit checks that what was read here is so still: no two clients give one id away.
+    Records go with `fsck --repair` only, so a user may make MADE_MAX of them: EDQUOT beyond.
     """
     record = pack_record(acl)
-    for number in numbers(record):
+    for number in numbers(record, env.now_ns):
         row = keys.acl_row(number)
         found = txn.get(row, keys.ACL_FIELD)
         if found is None:
             txn.put(row, keys.ACL_FIELD, record)
             txn.put(keys.FORMAT, keys.HAS_ACLS, b"1")
+            if env.caller.uid:
+                maker = keys.pack_u32(env.caller.uid)
+                txn.add(keys.ACL_MAKERS, maker, 1, MADE_MAX, "EDQUOT")
         if found in (None, record):
             return number
     raise OSError(errno.ENOSPC, "no id is free for this ACL")

@@ -1,9 +1,9 @@
-"""atime: what reading leaves behind, where a mount wants that.
+"""atime: when a file was last read, where a mount keeps that.
 
-Clients say afterwards, and for many inodes at once, when something was open that may have been
-read. It counts only where the inode is still what it was then: who has set its times meanwhile (tar
-puts back what it found) has the last word, and the next reader comes soon enough. So atime never
-goes back; ctime stays; and nothing is written to what is in a snapshot or in the trash.
+Clients report afterwards, and for many inodes at once, when something was open that may have been
+read. A report counts only where the inode is still what it was then: if a program has set its times
+meanwhile (tar puts back what it found), those stay until the next read. So atime never goes back;
+ctime stays; and nothing is written to what is in a snapshot or in the trash.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def is_due(attr: Attr, use: Use, strict: bool) -> bool:
 def touch_atime(txn: Txn, env: Env, uses: Sequence[Use], strict: bool) -> list[Ino]:
     """Move the atime of those inodes whose `use` is due; which they are.
 
-    Who makes names in a directory is not disturbed: only atime is written, and nothing of its times
-    is relied on.
+    Clients that make names in a directory are not disturbed: only atime is written, and the commit
+    does not check the directory's times.
     """
     del env
     assert len(uses) <= USES_MAX, len(uses)
@@ -63,11 +63,11 @@ def touch_atime(txn: Txn, env: Env, uses: Sequence[Use], strict: bool) -> list[I
         a, v = txn.reads[stable], txn.reads[volatile]
         attr = None if a is None or v is None else inode.unpack_inode(use.ino, a, v)
         if attr is None or not is_due(attr, use, strict):
-            txn.overlook(*stable)
-            txn.overlook(*volatile)
+            txn.drop_check(*stable)
+            txn.drop_check(*volatile)
             continue
         if attr.is_dir:
-            txn.overlook(*volatile)
+            txn.drop_check(*volatile)
         record = inode.pack_volatile(attr._replace(atime_ns=use.at_ns))
         begin = len(record) - _STAMPS_BYTES
         txn.merge(*volatile, (begin, record[begin : begin + _STAMP_BYTES]))

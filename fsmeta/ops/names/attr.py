@@ -85,8 +85,7 @@ def _chmod(env: Env, attr: Attr, new: Attr, want: SetAttr) -> Attr:
         return new
     access.require_owner(env.caller, attr)
     mode = want.mode & 0o7777
-    caller = env.caller
-    if not caller.checked and caller.uid != 0 and not caller.in_group(new.gid):
+    if env.caller.is_stranger(new.gid):
         mode &= ~stat.S_ISGID
     return new._replace(mode=stat.S_IFMT(attr.mode) | mode)
 

@@ -34,6 +34,7 @@ def create(txn: Txn, env: Env, parent: Ino, name: bytes, node: NewNode) -> Attr:
     if dentry is not None:
         raise OSError(errno.EEXIST, "the name exists")
     require(txn, env, directory, access.WRITE)
+    access.require_making(env.caller, node.mode, node.rdev)
     attr = put_new(txn, env, directory, parent, name, node)
     touch_dir(txn, parent, env.now_ns, nlink_delta=int(attr.is_dir))
     return attr
@@ -61,14 +62,14 @@ def put_new(txn: Txn, env: Env, directory: Stable, parent: Ino, name: bytes, nod
 
 def born(txn: Txn, env: Env, directory: Stable, parent: Ino, node: NewNode) -> Attr:
     """The attributes of a new inode in `directory`, with what that passes on."""
-    mode, gid = access.inherit(env.caller, directory, node.mode)
+    caller = env.caller
+    mode, gid = access.inherit(caller, directory, node.mode)
     if not directory.default_acl:
         mode &= ~node.umask
-    attr = inode.new_attr(
-        node.ino, mode, env.caller.uid, gid, parent, env.now_ns, node.rdev, env.born
-    )
+    owner = (caller.uid, gid)
+    attr = inode.new_attr(node.ino, mode, owner, parent, env.now_ns, node.rdev, env.born)
     if directory.flags or directory.default_acl:
-        attr = inherit(txn, attr._replace(flags=directory.flags & FLAGS_INHERITED), directory)
+        attr = inherit(txn, env, attr._replace(flags=directory.flags & FLAGS_INHERITED), directory)
     return attr
 
 

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, cast
 
+from fsmeta.dentries import Dentries
 from fsmeta.ops.names.lookup import known_attr
 from fsmeta.schema import inode, keys
-from fsmeta.store.contract import SCAN_PAGE, Page, Store
-from fsmeta.txn.row_cache import MISSING, RowCache
+from fsmeta.store.contract import SCAN_PAGE, Store
+from fsmeta.txn.cached_fields import MISSING
+from fsmeta.txn.row_cache import RowCache
 from fsmeta.types import Attr, FileType, Ino
 
 _FIRST_CHUNK: Final = keys.chunk_field(0)
 _TO_READ: Final = (*keys.ATTR_FIELDS, _FIRST_CHUNK)  # what opening a file and reading it takes
 
 
+class RowPart(NamedTuple):
+    """Fields of a directory's row, and where those behind them begin."""
+
+    fields: Mapping[bytes, bytes]
+    cursor: bytes | None
+
+
 def page(
     store: Store, cache: RowCache, row: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE
-) -> Page:
-    """A page of a directory's row, which is remembered; each name is true at some moment.
-
-    No name is twice on one page.
-    """
+) -> RowPart:
+    """A page of a directory's row, which is remembered; each name is true at some moment."""
     mark = cache.mark()
     found = store.scan(row, cursor, limit)
     fields = dict(found.items)
-    cache.fill_page(mark, row, cursor, fields, found.cursor, store.vouches())
-    return Page(list(fields.items()), found.cursor)
+    cache.fill_page(mark, row, cursor, fields, found.cursor, store.has_leases())
+    return RowPart(fields, found.cursor)
 
 
 def attrs(store: Store, cache: RowCache, inos: Sequence[Ino]) -> dict[Ino, Attr]:
@@ -54,19 +60,51 @@ def _fetch_attrs(
     store: Store, cache: RowCache, inos: Sequence[Ino], rows: Sequence[bytes]
 ) -> dict[Ino, Attr]:
     """`attrs` from the store; `rows` are those of `inos`."""
+    found = zip(inos, _fetch(store, cache, rows), strict=True)
+    return {ino: inode.unpack_record(ino, record) for ino, record in found if record}
+
+
+def _fetch(store: Store, cache: RowCache, rows: Sequence[bytes]) -> list[bytes]:
+    """The records of each row from the store, which are remembered; b"" where it has none."""
     mark = cache.mark()
     values = store.read_many(rows, keys.ATTR_FIELDS)
-    fresh: dict[bytes, dict[bytes, bytes | None]] = {
-        row: {keys.ATTR_FIELD: a, keys.VOLATILE_FIELD: v}
-        for row, (a, v) in zip(rows, values, strict=True)
+    joined = inode.join_each(values)
+    if joined is not None:
+        cache.fill_records(mark, rows, joined, store.has_leases())
+        return joined
+    fresh = {
+        row: dict(zip(keys.ATTR_FIELDS, each, strict=True))
+        for row, each in zip(rows, values, strict=True)
     }
-    cache.fill_rows(mark, fresh, store.vouches())
-    unpack = inode.unpack_inode
-    return {
-        ino: unpack(ino, a, v)
-        for ino, (a, v) in zip(inos, values, strict=True)
-        if a is not None and v is not None
-    }
+    cache.fill_rows(mark, fresh, store.has_leases())
+    return [b"".join([value or b"" for value in each]) for each in values]
+
+
+def records(
+    store: Store, cache: RowCache, rows: Sequence[bytes], ahead: Sequence[Ino] = ()
+) -> list[bytes]:
+    """The attribute records of inodes, `a` and `v` one behind the other; b"" of what is gone.
+
+    One request for all that are not known. Where there is one, it asks for those that will be
+    wanted next (`ahead`), too, if what it brings may be cached until then.
+    """
+    found = cache.attr_records(rows)
+    if None not in found:
+        return cast("list[bytes]", found)
+    unknown = [row for row, record in zip(rows, found, strict=True) if record is None]
+    further = cache.unleased(keys.inode_rows(ahead)) if ahead and store.has_leases() else ()
+    brought = _fetch(store, cache, [*unknown, *further])
+    if len(unknown) == len(rows):
+        return brought[: len(rows)]
+    values = iter(brought)
+    return [next(values) if record is None else record for record in found]
+
+
+def still_named(store: Store, row: bytes, names: Dentries) -> list[bool]:
+    """Whether each name in a directory leads where it did when it was listed; one request."""
+    values = store.read([(row, name) for name in names.names])
+    listed = [keys.pack_dentry(kind, ino) for _, ino, kind in names]
+    return [value == other for value, other in zip(values, listed, strict=True)]
 
 
 def unread(cache: RowCache, names: Iterable[bytes | None]) -> list[bytes]:
@@ -88,4 +126,4 @@ def bring(store: Store, cache: RowCache, rows: Sequence[bytes]) -> None:
         row: dict(zip(_TO_READ, found, strict=True))
         for row, found in zip(rows, values, strict=True)
     }
-    cache.fill_rows(mark, fresh, store.vouches())
+    cache.fill_rows(mark, fresh, store.has_leases())

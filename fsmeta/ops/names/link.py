@@ -9,7 +9,7 @@ from fsmeta.ops.names.tmpfile import first_name
 from fsmeta.rules import access, quota
 from fsmeta.rules.context import Env, get_attr, get_place, put_attr, put_dentry, require, touch_dir
 from fsmeta.schema import inode, keys
-from fsmeta.schema.snapshot_inos import is_sealed
+from fsmeta.schema.snapshot_inos import is_snapshot_ino
 from fsmeta.schema.trash import TRASH_INO
 from fsmeta.txn.txn import Txn
 from fsmeta.types import LINK_MAX, NO_PARENT, Attr, Ino
@@ -21,7 +21,7 @@ def link(txn: Txn, env: Env, ino: Ino, parent: Ino, name: bytes) -> Attr:
     Raises: EPERM for a directory, EEXIST, EMLINK, ENOENT where the file has lost its last name,
     EXDEV out of a snapshot.
     """
-    if is_sealed(ino):
+    if is_snapshot_ino(ino):
         raise OSError(errno.EXDEV, "is in a snapshot")
     here = (keys.inode_row(parent), keys.ATTR_FIELD), (keys.dir_row(parent), name)
     txn.get_many((*inode.attr_keys(ino), *here))

@@ -1,15 +1,17 @@
 """lookup, getattr, readlink, access: verbs that only read.
 
-Most of these the kernel asks again and again, and most are known: `known_attr` and `known_name`
-answer them from what the store vouches for, a transaction does the rest.
+The kernel asks most of these again and again, and most answers are known: `known_attr` and
+`known_name` answer from leased rows, a transaction does the rest.
 """
 
 from __future__ import annotations
 
 import errno
 import stat
+from collections.abc import Mapping
 from typing import Final
 
+from fsmeta.errors import Conflict
 from fsmeta.rules import access as rules
 from fsmeta.rules.context import (
     Env,
@@ -31,15 +33,23 @@ _DOTS: Final = (b".", b"..")
 def known_attr(cache: RowCache, ino: Ino) -> Attr | None:
     """`getattr_` without asking the store; None where it has to be asked."""
     row = keys.inode_row(ino)
-    fields = cache.vouched(row) or cache.busy.recent(row)
-    if fields is None:
-        return None
+    fields = cache.leased(row) or cache.busy.recent(row)
+    return None if fields is None else _attr_in(ino, fields)
+
+
+def leased_attr(cache: RowCache, ino: Ino) -> Attr | None:
+    """`known_attr` without what is shown of contended directories."""
+    fields = cache.leased(keys.inode_row(ino))
+    return None if fields is None else _attr_in(ino, fields)
+
+
+def _attr_in(ino: Ino, fields: Mapping[bytes, bytes | None]) -> Attr | None:
     a, v = fields.get(keys.ATTR_FIELD), fields.get(keys.VOLATILE_FIELD)
     return inode.unpack_inode(ino, a, v) if a and v else None
 
 
 def known_name(cache: RowCache, parent: Ino, name: bytes) -> Attr | None:
-    """`lookup` by who may search, without asking the store; None where it has to be asked, and for
+    """`lookup` for a caller that may search, without a request; None where one is needed, and for
     `.` and `..`, which are in no row. Raises: ENOENT.
     """
     if name in _DOTS:
@@ -50,7 +60,8 @@ def known_name(cache: RowCache, parent: Ino, name: bytes) -> Attr | None:
         raise OSError(errno.ENOENT, "no such name")
     if not isinstance(value, bytes):
         return None
-    return known_attr(cache, keys.unpack_dentry(row, name, value)[1])
+    attr = known_attr(cache, keys.unpack_dentry(row, name, value)[1])
+    return attr if attr is not None and attr.nlink else None
 
 
 def known_child(cache: RowCache, parent: Ino, name: bytes) -> Ino | None:
@@ -74,6 +85,8 @@ def lookup(txn: Txn, env: Env, parent: Ino, name: bytes) -> Attr:
     found = find(txn, parent, name)
     if found is None:
         raise OSError(errno.ENOENT, "no such name")
+    if found.attr.nlink == 0 and txn.cached:  # the invalidation of one is here, of the other not
+        raise Conflict("a name that is remembered leads to an inode without a name")
     return found.attr
 
 
@@ -91,7 +104,7 @@ def getattr_(txn: Txn, env: Env, ino: Ino) -> Attr:
 
 
 def open_(txn: Txn, env: Env, ino: Ino) -> Attr:
-    """As `getattr_`, and whoever opens a file is about to read its first chunk. Raises: ESTALE."""
+    """As `getattr_`, with the first chunk, which is likely to be read next. Raises: ESTALE."""
     del env
     txn.get_many(inode.attr_keys(ino), along=((keys.inode_row(ino), keys.chunk_field(0)),))
     return get_attr(txn, ino)

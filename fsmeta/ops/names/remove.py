@@ -1,8 +1,8 @@
 """unlink and rmdir, and how an inode loses a name.
 
 An inode that loses its last name becomes an orphan: it keeps its row with `nlink` 0 and is listed
-in O until the background worker has heard from every session that nobody holds it open. Where the
-volume has a trash, it goes there instead, unless that is where it loses its name.
+in O until every session has confirmed to the background worker that it does not hold it open. Where
+the volume has a trash, it goes there instead, unless that is where it loses its name.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def drop_dir(txn: Txn, env: Env, attr: Attr, parent: Ino, name: bytes) -> Attr:
 
 
 def _orphan(txn: Txn, env: Env, attr: Attr) -> Attr:
-    # with a new `a` record, whoever still believes in this directory can't create in it
+    # with a new `a` record, a client that still caches this directory can't create in it
     orphan = attr._replace(parent=NO_PARENT)
     put_attr(txn, orphan)
     txn.put(keys.ORPHANS, keys.pack_u64(attr.ino), keys.pack_u64(env.now_ns // 10**9))
@@ -105,7 +105,7 @@ def _orphan(txn: Txn, env: Env, attr: Attr) -> Attr:
 
 def expire(txn: Txn, env: Env, directory: Ino, names: Sequence[Dentry]) -> int:
     """Delete for good what `directory` has under `names`: an hour of the trash, or part of a clone
-    that nobody will see. Returns how many of them went.
+    that will never be seen. Returns how many of them went.
 
     The commit is ENOTEMPTY where one of them is a directory with names.
     """
@@ -136,7 +136,7 @@ def drop_root(txn: Txn, env: Env, attr: Attr) -> Attr:
 def _leave_home(txn: Txn, env: Env, attr: Attr, parent: Ino) -> None:
     """A file with other names has none in `parent` any more: if it counted there, it moves.
 
-    No limit stops that: nobody could delete the name else.
+    No limit stops that: else the name could not be deleted.
     """
     if not quota.counts_in(txn, env, attr, parent):
         return

@@ -10,6 +10,7 @@ import errno
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from fsmeta.ops.names.attach import REPLACEMENT, require_shown
 from fsmeta.ops.names.create import NewNode, put_new
 from fsmeta.ops.names.remove import drop_dir, drop_name, move_parent_count, require_removable
 from fsmeta.rules import access, quota
@@ -29,12 +30,12 @@ from fsmeta.rules.context import (
 from fsmeta.schema import inode, keys
 from fsmeta.schema.trash import TRASH_INO
 from fsmeta.txn.txn import Txn
-from fsmeta.types import NO_PARENT, ROOT_INO, Attr, FileType, Ino
+from fsmeta.types import FLAG_ATTACHED, NO_PARENT, ROOT_INO, Attr, FileType, Ino
 
 NOREPLACE: Final = 1
 EXCHANGE: Final = 2
 WHITEOUT: Final = 4
-WHITEOUT_MODE: Final = 0o020000  # a device 0/0 that nobody may open: overlayfs hides a name by it
+WHITEOUT_MODE: Final = 0o020000  # a device 0/0 that can't be opened: overlayfs hides a name by it
 _FLAGS: Final = (0, NOREPLACE, EXCHANGE, WHITEOUT, WHITEOUT | NOREPLACE)
 
 
@@ -63,7 +64,8 @@ def rename(
     """Move the name `old` to `new`; what was there is replaced, or trades places (EXCHANGE).
 
     Out of the trash it may go, not into it. With WHITEOUT the old name leads to `whiteout` then.
-    Raises: ENOENT, EEXIST, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL, EACCES, EPERM, EDQUOT.
+    Raises: ENOENT, EEXIST, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL, EACCES, EPERM, EDQUOT, and
+    EBUSY where a replacement of an attached file is not for what is there.
     """
     if flags not in _FLAGS or bool(flags & WHITEOUT) != (whiteout is not None):
         raise OSError(errno.EINVAL, f"rename flags {flags:#x}")
@@ -71,9 +73,10 @@ def rename(
         raise OSError(errno.EPERM, "only deleting puts something into the trash")
     require_unsealed(old.parent)
     require_unsealed(new.parent)
-    fetch(txn, (old.parent, new.parent), (old, new))
+    within = old.parent == new.parent
+    fetch(txn, (old.parent,) if within else (old.parent, new.parent), (old, new))
     old_dir = get_parent(txn, env, old.parent, access.EXECUTE)
-    new_dir = get_parent(txn, env, new.parent, access.EXECUTE)
+    new_dir = old_dir if within else get_parent(txn, env, new.parent, access.EXECUTE)
     check_name(old.name)
     check_name(new.name)
     source = find(txn, *old)
@@ -84,7 +87,9 @@ def rename(
         raise OSError(errno.EEXIST, "the new name exists")
     if flags == EXCHANGE and target is None:
         raise OSError(errno.ENOENT, "nothing to exchange with")
-    if old.parent != new.parent:
+    if target is not None and source.attr.flags & FLAG_ATTACHED:
+        _require_replaceable(txn, target, old.name)
+    if not within:
         _require_no_loop(txn, source, target, old, new, flags)
     if target is not None and target.attr.ino == source.attr.ino:
         return Renamed(source.attr, None)
@@ -102,6 +107,12 @@ def rename(
     else:
         txn.delete(keys.dir_row(old.parent), old.name)
     return renamed
+
+
+def _require_replaceable(txn: Txn, target: FoundInode, name: bytes) -> None:
+    """An attached file called `name` replaces another file. Raises: EBUSY."""
+    if name.startswith(REPLACEMENT):
+        require_shown(txn, target.attr, name)
 
 
 def _require_no_loop(
@@ -133,7 +144,7 @@ def _is_under(txn: Txn, directory: Ino, ancestor: Ino) -> bool:
         directory = get_stable(txn, directory).parent
         if directory == NO_PARENT:
             raise OSError(errno.ENOENT, "a directory above has been removed")
-    raise keys.corrupt(directory, keys.ATTR_FIELD, "directories nest without end")
+    raise keys.corrupt(directory, keys.ATTR_FIELD, "directories form a loop")
 
 
 def _replace(
@@ -219,7 +230,7 @@ def _move(
     row = keys.inode_row(attr.ino)
     moved = attr._replace(ctime_ns=env.now_ns)
     if attr.is_dir:  # names made in it meanwhile change its times and links, and nothing here
-        txn.overlook(row, keys.VOLATILE_FIELD)
+        txn.drop_check(row, keys.VOLATILE_FIELD)
     counted = None
     if old.parent != new.parent:
         if attr.is_dir:

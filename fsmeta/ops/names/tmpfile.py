@@ -13,7 +13,7 @@ from fsmeta.types import NO_PARENT, Attr, Ino
 
 
 def tmpfile(txn: Txn, env: Env, parent: Ino, node: NewNode, linkable: bool) -> Attr:
-    """Make the file `node` for `parent`, without a name: it goes unless somebody holds it open.
+    """Make the file `node` for `parent`, without a name: it goes unless a client holds it open.
 
     As all that has no name it costs nothing. Raises: ENOENT, ENOTDIR, EACCES.
     """

@@ -2,8 +2,8 @@
 
 It keeps its inode, so it still counts for the volume, its owner and its group, but in no directory,
 until it expires, is removed from there or gets a name elsewhere again (`rename`). Nothing is made
-in the trash or linked from it; a directory in it stays empty, for nobody may create in what has
-been removed.
+in the trash or linked from it; a directory in it stays empty, since a removed directory takes no
+new names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def put_away(txn: Txn, env: Env, attr: Attr, parent: Ino, name: bytes) -> Attr:
     origin = Origin(parent, attr.ino, name)
     row = schema.inode_row(attr.ino)
     kept = attr._replace(parent=env.trash, ctime_ns=env.now_ns)
-    # with a new `a` record, whoever still believes in this directory can't create in it
+    # with a new `a` record, a client that still caches this directory can't create in it
     txn.put(row, schema.ATTR_FIELD, inode.pack_attr(kept))
     txn.merge(row, schema.VOLATILE_FIELD, inode.ctime_parts(env.now_ns))
     if attr.parent == NO_PARENT:

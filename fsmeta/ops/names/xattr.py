@@ -27,10 +27,11 @@ _NAMESPACES: Final = (_USER, b"trusted.", _SECURITY)
 
 
 def require_not_known_absent(cache: RowCache, ino: Ino, name: bytes) -> None:
-    """Answer without asking the store where it is known that nobody gets a value for `name`.
+    """Answer without asking the store where it is known that `name` has no value.
 
-    Of `security.*` and ACLs only, which anyone may read: the kernel asks for `security.capability`
-    when it first writes to a file, and for the ACL when who does not own it comes. Raises: ENODATA.
+    For `security.*` and ACLs only, which any caller may read: the kernel asks for
+    `security.capability` when it first writes to a file, and for the ACL when a caller that does
+    not own the file comes. Raises: ENODATA.
     """
     if name in ACLS:
         attr = known_attr(cache, ino)
@@ -65,10 +66,10 @@ def setxattr(
     key = (keys.inode_row(ino), keys.xattr_field(name))
     if flags:
         _require_presence(_find(txn, env, ino, name, access.WRITE), flags)
-    elif txn.first and all(txn.knows(*each) for each in inode.attr_keys(ino)):
+    elif txn.first and all(txn.is_cached(*each) for each in inode.attr_keys(ino)):
         _require_allowed(txn, env, ino, name, access.WRITE)
-        txn.suppose(*key, None)  # most have none: then nothing has to be asked for
-        txn.suppose(key[0], XATTRS_FIELD, None)
+        txn.assume(*key, None)  # most have none: then nothing has to be asked for
+        txn.assume(key[0], XATTRS_FIELD, None)
     else:
         _find(txn, env, ino, name, access.WRITE)
     _change(txn, env, ino, key[1], _MARK + value)
@@ -175,7 +176,7 @@ def _require_allowed(
     if len(name) > XATTR_NAME_MAX:
         raise OSError(errno.ERANGE, "attribute name is longer than 255 bytes")
     if env.caller.checked and mask == access.READ:
-        _require_namespace(name)  # nobody need be asked
+        _require_namespace(name)  # no request is needed
     txn.get_many((*inode.attr_keys(ino), *also))
     attr = get_attr(txn, ino)
     if mask == access.WRITE:

@@ -1,9 +1,9 @@
 """Batches of fresh inode and slice numbers, never handed out twice, even by a store that went back.
 
-A batch is taken together with the name of the store's past, its lineage. Where that is another than
-when the last batch was taken, numbers may have been handed out that the store has forgotten: both
-counters then leap, by more than anybody hands out between two backups, and by chance, so that two
-stores that forgot the same do not leap to the same place.
+A batch is taken together with the store epoch (field `lineage`). If the epoch differs from that of
+the last batch, numbers may have been handed out that the store has forgotten. Both counters then
+leap by more than clients use between two backups. The leap has a random part, so that two stores
+that forgot the same do not leap to the same place.
 
 A batch survives a power loss before its first number is used: other disks, and the object store,
 keep names made of these numbers. `raise_above` is for a journal whose numbers the store has lost.
@@ -20,7 +20,7 @@ LEAP_BITS: Final = 40  # 10^12 numbers, and 2^23 leaps in 64 bits
 _COUNTED: Final = (schema.NEXT_INO, schema.NEXT_SLICE)
 
 
-def take_batch(txn: Txn, field: bytes, batch: int, lineage: bytes, chance: int) -> int:
+def take_batch(txn: Txn, field: bytes, batch: int, store_epoch: bytes, chance: int) -> int:
     """The first of `batch` fresh numbers from the counter `field`; `chance` is LEAP_BITS long."""
     keys = [(schema.COUNTERS, name) for name in (*_COUNTED, schema.LINEAGE)]
     *values, known = txn.get_many(keys)
@@ -28,8 +28,8 @@ def take_batch(txn: Txn, field: bytes, batch: int, lineage: bytes, chance: int) 
         name: schema.unpack_count(schema.COUNTERS, name, value)
         for name, value in zip(_COUNTED, values, strict=True)
     }
-    if lineage and known != lineage:
-        txn.put(schema.COUNTERS, schema.LINEAGE, lineage)
+    if store_epoch and known != store_epoch:
+        txn.put(schema.COUNTERS, schema.LINEAGE, store_epoch)
         leap = (1 << LEAP_BITS) + chance
         counts = {name: count + leap for name, count in counts.items()}
         for name, count in counts.items():

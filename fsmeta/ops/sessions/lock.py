@@ -1,8 +1,8 @@
 """flock(2) and fcntl(2) locks: take, give up, stop waiting; EDEADLK; what a dead session had.
 
-Who gives something up hands it to those who wait, in the same commit, and tells their sessions in
-their `g` rows (docs/design/locks-permissions-quotas). A verb here may decide on reads that its
-commit does not check, where a change would leave the decision as it is; each place says why.
+A commit that gives up a lock also grants it to the waits that it barred, and notes that in the `g`
+rows of their sessions (docs/design/locks-permissions-quotas). A verb here may decide on reads that
+its commit does not check, where a change would leave the decision as it is; each place says why.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fsmeta.store.contract import Key
 from fsmeta.txn.txn import Txn
 from fsmeta.types import Attr, Ino, SessionId
 
-RING_STEPS_MAX: Final = 32  # requests to follow who waits for whom; a longer ring is not found
+RING_STEPS_MAX: Final = 32  # requests to follow a ring of waits; a longer ring is not found
 ONE: Final = b"1"
 
 
@@ -41,15 +41,15 @@ class Ask(NamedTuple):
     lock: LockRecord
     ticket: int  # how its session calls the wait; 0: it does not wait
     waits_at: Collection[Ino] = ()  # where other threads of the owner may be waiting
-    guess: bool = False  # suppose that nobody holds or awaits anything, until that proves wrong
+    guess: bool = False  # assume that there are no locks and no waits, until that proves wrong
 
 
 class LockAnswer(NamedTuple):
     """What became of it."""
 
     outcome: LockOutcome
-    attr: Attr | None = None  # where granted: the file as those have left it who held the lock
-    shared: bool = False  # other sessions have to do with this file's locks
+    attr: Attr | None = None  # where granted: the file as the last holder has left it
+    shared: bool = False  # other sessions hold or await locks of this file
     session: int = 0  # in whose name
 
 
@@ -67,12 +67,12 @@ class _State:
         self.queue = rows.unpack_waits(self.queue_key, queue)
 
     def sessions(self) -> set[int]:
-        """Who has to do with them."""
+        """The sessions that hold or await one of them."""
         found = {lock.owner.session for lock in self.held}
         return found | {wait.lock.owner.session for wait in self.queue}
 
     def change(self, held: list[LockRecord], queue: list[LockWait]) -> None:
-        """Let this be so, with what those who wait can have handed over to them."""
+        """Write these locks and waits, after granting the waits that nothing bars any more."""
         before = self.sessions()
         holding, waiting, granted = locks.handed_over(held, queue)
         if len(holding) > rows.RECORDS_MAX:
@@ -108,15 +108,15 @@ def setlk(txn: Txn, ask: Ask, first: bool) -> LockAnswer:
     # in no other session's name: what an ended one had would stay for ever
     txn.fence = schema.session_row(ask.lock.owner.session)
     if first and ask.guess:
-        txn.suppose(*rows.held_key(ask.ino, ask.kind), None)
-        txn.suppose(*rows.queue_key(ask.ino, ask.kind), None)
+        txn.assume(*rows.held_key(ask.ino, ask.kind), None)
+        txn.assume(*rows.queue_key(ask.ino, ask.kind), None)
     keys = inode.attr_keys(ask.ino)
     txn.get_many((rows.held_key(ask.ino, ask.kind), rows.queue_key(ask.ino, ask.kind), *keys))
     attr = get_attr(txn, ask.ino)
     if not first:
-        # they came with the locks, or later: whoever held one before has changed the file before
+        # read with the locks, or later: an earlier holder has changed the file before that
         for key in keys:
-            txn.overlook(*key)
+            txn.drop_check(*key)
     state = _State(txn, ask.ino, ask.kind)
     me = ask.lock.owner
     shared = bool(state.sessions() - {me.session})
@@ -129,11 +129,11 @@ def setlk(txn: Txn, ask: Ask, first: bool) -> LockAnswer:
     line = state.queue if ask.ticket and not mine else []
     bars = locks.bars_of(held, line, ask.lock)
     if bars and ask.ticket and first and ask.guess:
-        raise Conflict("who waits must know who else does")
+        raise Conflict("a waiter must know of the other waiters")
     if bars and ask.ticket and ask.kind is Kind.POSIX and _closes_ring(txn, ask, state):
         if locks.first_bar(held, ask.lock):
-            raise OSError(errno.EDEADLK, "everybody would wait for somebody else")
-        bars = []  # only for those who wait for it themselves
+            raise OSError(errno.EDEADLK, "each owner would wait for another one")
+        bars = []  # only waits bar it, and these wait for it themselves
     if not bars:
         state.note_place(me.session)
         state.change(locks.taken(held, ask.lock), state.queue)
@@ -143,7 +143,7 @@ def setlk(txn: Txn, ask: Ask, first: bool) -> LockAnswer:
         return LockAnswer(LockOutcome.REFUSED, None, shared, me.session)
     _enqueue(txn, ask, state, held, first)
     for key in keys:
-        txn.overlook(*key)
+        txn.drop_check(*key)
     return LockAnswer(LockOutcome.QUEUED, None, shared, me.session)
 
 
@@ -156,7 +156,7 @@ def _enqueue(txn: Txn, ask: Ask, state: _State, held: list[LockRecord], first: b
     if ask.kind is Kind.POSIX:
         field = rows.grant_row(ask.lock.owner.session), rows.waits_field(ask.lock.owner.id)
         if first:
-            txn.suppose(*field, None)
+            txn.assume(*field, None)
         txn.get(*field)  # of two threads of the owner one must see the other
         txn.put(*field, rows.pack_places({*ask.waits_at, ask.ino}, ask.ticket))
     if held != state.held:
@@ -164,12 +164,12 @@ def _enqueue(txn: Txn, ask: Ask, state: _State, held: list[LockRecord], first: b
         return
     txn.append(*state.queue_key, rows.pack_waits((wait,)))
     if locks.first_bar(held, ask.lock):
-        # whoever holds it will see all who have come by then
-        txn.overlook(*state.queue_key)
+        # the commit that gives the lock up will see all waits of that time
+        txn.drop_check(*state.queue_key)
 
 
 def _closes_ring(txn: Txn, ask: Ask, state: _State) -> bool:
-    """Whether one of those whom `ask` would wait for waits for its owner.
+    """Whether an owner that `ask` would wait for waits for the owner of `ask`.
 
     All that is read is checked by the commit, so two requests can't close a ring together.
     """
@@ -208,7 +208,7 @@ def _waiting(txn: Txn, owners: Sequence[Owner]) -> Mapping[Owner, list[Ino]]:
 def _holders_before(
     held: Iterable[LockRecord], queue: Iterable[LockWait], want: LockRecord
 ) -> set[Owner]:
-    """Who holds what `want` has to wait for, directly or behind others of the same queue."""
+    """Owners of what `want` has to wait for, directly or behind others of the same queue."""
     held = list(held)
     found: set[Owner] = set()
     left, todo = list(queue), [want]
@@ -224,8 +224,8 @@ def _holders_before(
 
 def unlock(txn: Txn, ino: Ino, kind: Kind, owner: Owner, begin: int, end: int, first: bool) -> bool:
     """Give up a range; whether the owner still has locks of the inode. `first`: as in `setlk`."""
-    if first and txn.knows(*rows.held_key(ino, kind)):
-        txn.suppose(*rows.queue_key(ino, kind), None)
+    if first and txn.is_cached(*rows.held_key(ino, kind)):
+        txn.assume(*rows.queue_key(ino, kind), None)
     state = _State(txn, ino, kind)
     held = locks.without(state.held, owner, begin, end)
     if held != state.held:
@@ -277,7 +277,7 @@ def tidy(
     fields = [rows.waits_field(owner) for owner in owners]
     txn.get_many([(row, field) for field in fields])
     for owner, field in zip(owners, fields, strict=True):
-        # asked after the read: who waits by now has changed the value, or will, and the commit sees
+        # asked after the read: a new wait has changed the value, or will, and the commit sees that
         if not waits(owner):
             txn.delete(row, field)
 
@@ -299,6 +299,6 @@ def release_session(txn: Txn, session: SessionId, ino: Ino, kind: Kind) -> None:
 
 
 def locks_of(txn: Txn, ino: Ino, kind: Kind) -> tuple[list[LockRecord], list[LockWait]]:
-    """Who holds locks of an inode, and who waits: for `check` and `status`."""
+    """The locks of an inode that are held, and the waits: for `check` and `status`."""
     state = _State(txn, ino, kind)
     return state.held, state.queue

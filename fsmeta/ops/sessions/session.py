@@ -1,10 +1,10 @@
-"""Sessions: who uses the volume, whether they live, and what they hold open without a name.
+"""Sessions: the clients of a volume, whether they live, and their open inodes without a name.
 
 A session lives while its row does; every commit checks that (`Commit.fence`), so deleting the row
-fences the client off. Of a session that others end its workers' records stay, until its client has
-come back and has seen what became of its last commits. Whether a session *should* live is judged
-by its beat alone: a watcher that has seen the same beat for a whole lease, on its own clock, may
-end it. Nobody's wall clock counts.
+fences the client off. When another client ends a session, the records of its workers stay until its
+client has come back and has seen what became of its last commits. Only the beat decides whether a
+session *should* live: a watcher that has seen the same beat for a whole lease, on its own clock,
+may end it. Wall clocks do not count.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ JOINING: Final = (
 TIDIED_MAX: Final = 1000  # other fields of a session that is ended; the rest goes with its row
 _NO_PROOF: Final = b"1"
 _RECORD: Final = schema.worker_field(0)[:1]  # how fields of workers begin
-ENDED_MAX: Final = 1000  # sessions remembered after others ended them; who comes later is refused
-ROWS_AT_ONCE: Final = 200  # of sessions; one request for thousands would hold up everybody
+ENDED_MAX: Final = 1000  # ended sessions that are remembered; older ones are refused
+ROWS_AT_ONCE: Final = 200  # of sessions; one request for thousands would delay all clients
 
 
 class Joined(NamedTuple):
@@ -53,9 +53,9 @@ def open_session(
 
     It has nothing open, so it agrees to every deletion round so far.
 
-    One after another that was `ended` by others may hold orphans and read old slices: the round
-    under way waits for it. It must be proven to go on where that one ended. `floor`: the lowest
-    slice that it may commit, given the next id that nobody has.
+    One after another that was `ended` by another client may hold orphans and read old slices: the
+    round under way waits for it. It must be proven to go on where that one ended. `floor`: the
+    lowest slice that it may commit, given the next free id.
     Raises: Rewound.
     """
     rejoins = ended is not None
@@ -89,11 +89,11 @@ def put_session(txn: Txn, record: SessionRecord) -> None:
 def beat(txn: Txn, record: SessionRecord, before: Collection[bytes], first: bool) -> bool:
     """Show a new beat; False where the last one is none of `before`, which we have written.
 
-    Then somebody else lives in our name: a copy of this process, with all that it knew.
+    Then another client uses this session: a copy of this process, with all its state.
     """
     key = schema.SESSIONS, schema.pack_u64(record.id)
     if first:
-        txn.expect(*key, next(iter(before)))  # as a rule it is; so nobody has to ask
+        txn.expect(*key, next(iter(before)))  # as a rule it is, so no read is needed
     elif txn.get(*key) not in before:
         return False
     put_session(txn, record)
@@ -120,7 +120,7 @@ def raise_fence(txn: Txn, sid: SessionId, edition: bytes) -> bool:
 def close_session(txn: Txn, sid: SessionId) -> None:
     """End a session, our own or a dead one: it holds nothing, and can't commit any more.
 
-    Raises: ENOTEMPTY where it has locks, or was told of some: `fence_off` and `bury_session`.
+    Raises: ENOTEMPTY where its `g` row is not empty: then `fence_off` and `bury_session`.
     """
     txn.require_empty(grant_row(sid))
     txn.delete_row(schema.session_row(sid))
@@ -128,7 +128,7 @@ def close_session(txn: Txn, sid: SessionId) -> None:
 
 
 def end_dead_session(txn: Txn, sid: SessionId) -> None:
-    """`close_session` of somebody else's, who may come back and has to be told from a stranger.
+    """`close_session` for another client's session, with proof for that client if it comes back.
 
     Raises: ENOTEMPTY as `close_session`.
     """
@@ -140,10 +140,10 @@ def end_dead_session(txn: Txn, sid: SessionId) -> None:
 
 
 def _retire(txn: Txn, sid: SessionId) -> None:
-    """Let a session commit nothing any more, unless whoever was here before has seen to that.
+    """Let a session commit nothing any more; nothing is done where it already can't.
 
     What it has committed last stays in its row, for its client may come back in doubt. The records
-    are written as they are: on TiKV commits under way meet nothing else.
+    are written as they are: on TiKV they are all that commits under way conflict with.
     """
     row = schema.session_row(sid)
     fields = txn.get_row(row)
@@ -178,7 +178,7 @@ def bury_session(txn: Txn, sid: SessionId) -> None:
 
 
 def erase_session(txn: Txn, sid: SessionId) -> None:
-    """`bury_session` of one that nobody will ask after."""
+    """`bury_session` of one that no client will come back to."""
     bury_session(txn, sid)
     txn.delete_row(schema.session_row(sid))
 

@@ -1,11 +1,10 @@
 """Clones of trees: new inodes that list the same slices, built out of sight and then given a name.
 
 The root of a clone that is being built has no name, and TRASH_INO above it, so that it is in no
-directory's usage; table K says which session builds it. Each
-step checks that, so a builder that others took for dead adds nothing to what is being removed.
-Everything below the root is a tree like any other and counts against the limits. A clone that
-becomes a snapshot has sealed inodes (`sealed`), which keep all times of their sources and count for
-the volume alone.
+directory's usage; table K says which session builds it. Each step checks that, so a builder that
+the leader took for dead adds nothing to what is being removed. Everything below the root is a tree
+like any other and counts against the limits. A clone that becomes a snapshot has sealed inodes
+(`sealed`), which keep all times of their sources and count for the volume alone.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from fsmeta.rules.context import (
 from fsmeta.schema import inode, keys, slices
 from fsmeta.schema.inode_rows import InodeRow
 from fsmeta.schema.segments import is_open_segment
-from fsmeta.schema.snapshot_inos import is_sealed
+from fsmeta.schema.snapshot_inos import is_snapshot_ino
 from fsmeta.schema.trash import TRASH_INO
 from fsmeta.schema.xattrs import (
     CAPABILITY_FIELD,
@@ -43,9 +42,19 @@ from fsmeta.schema.xattrs import (
     cost_of,
     counted,
 )
+from fsmeta.slices import covered
 from fsmeta.store.contract import COMMIT_OPS_ENOUGH, COMMIT_OPS_MAX
 from fsmeta.txn.txn import Txn
-from fsmeta.types import FLAGS_INHERITED, Attr, Caller, FileType, Ino, SessionId, SliceId, SliceKind
+from fsmeta.types import (
+    FLAG_ATTACHED,
+    FLAGS_INHERITED,
+    Attr,
+    Caller,
+    FileType,
+    Ino,
+    SessionId,
+    SliceId,
+)
 
 CHILDREN_MAX: Final = 300  # of one step: their rows come in one request
 NOBODY: Final = keys.pack_u64(0)  # a builder that is no session, so has ended
@@ -57,7 +66,7 @@ assert XATTRS_COUNT_MAX + 3 * _SLICES_INLINE < COMMIT_OPS_MAX
 
 
 class Building(NamedTuple):
-    """A clone that is being built: its root, who builds it, and whose it will be."""
+    """A clone that is being built: its root, the session that builds it, and its later owner."""
 
     root: Ino
     session: SessionId
@@ -116,10 +125,10 @@ def _require_copyable(txn: Txn, env: Env, attr: Attr) -> None:
 
 
 def require_building(txn: Txn, building: Building) -> None:
-    """Raises: ECANCELED where somebody is removing what we build."""
+    """Raises: ECANCELED where another client is removing what is built."""
     session = txn.get(keys.CLONES, keys.pack_u64(building.root))
     if session != keys.pack_u64(building.session):
-        raise OSError(errno.ECANCELED, "the clone was taken for abandoned")
+        raise OSError(errno.ECANCELED, "the clone was treated as abandoned")
 
 
 def _copy(
@@ -139,9 +148,9 @@ def _copy(
     """
     new = attr._replace(
         ino=child.ino, parent=parent, nlink=2 if attr.is_dir else 1,
-        flags=attr.flags & FLAGS_INHERITED, mark=0,
+        flags=attr.flags & (FLAGS_INHERITED | FLAG_ATTACHED), mark=0,
     )  # fmt: skip
-    if not is_sealed(child.ino):
+    if not is_snapshot_ino(child.ino):
         new = new._replace(ctime_ns=env.now_ns, btime_ns=env.now_ns, mark=env.born)
     uid, gid = building.owner or (attr.uid, attr.gid)
     given = (uid, gid) != (attr.uid, attr.gid)
@@ -151,7 +160,7 @@ def _copy(
     kept = {
         field: value
         for field, value in found.fields.items()
-        if field == keys.LINK_FIELD or _is_kept(env.caller, field, given)
+        if field in (keys.LINK_FIELD, keys.OBJECT_FIELD) or _is_kept(env.caller, field, given)
     }
     total = cost_of(kept)
     if found.left_out or total > XATTRS_MAX:
@@ -194,18 +203,22 @@ def children(
         if taken and txn.ops + len(uses) + 3 * len(fields) > COMMIT_OPS_ENOUGH:
             break
         taken += 1
-        check_name(child.name)  # a source may have names that nobody can use
+        check_name(child.name)  # a source may have names that can't be used
         attr = _attr(txn, child.source, fields)
         if attr is None:
             continue
         _require_copyable(txn, env, attr)
-        listed = _listed(attr, fields)
+        chunks, given_up = _unreserved(attr, fields)
+        listed = _listed(attr, chunks)
         filled = len(listed) + sum(map(len, listed.values())) <= _SLICES_INLINE
         beside = charged(counted(keys.inode_row(child.source), fields))
-        kept = attr if filled else attr._replace(size=0, used=beside)
+        used, size = (attr.used - given_up, attr.size) if filled else (beside, 0)
+        kept = attr._replace(size=size, used=used)
         made.append(_copy(txn, env, building, child, parent, kept, found))
         if filled:
-            _share(txn, child, listed, fields, uses)
+            for field in _chunks(fields):
+                txn.expect(keys.inode_row(child.source), field, fields[field])
+            _share(txn, child, listed, chunks, uses)
         put_dentry(txn, parent, child.name, attr.type, child.ino)
         done.append(Cloned(child, attr, filled))
     share(txn, uses)
@@ -227,16 +240,37 @@ def _charge(txn: Txn, env: Env, made: Sequence[Attr]) -> None:
         quota.charge(txn, env, inodes[0], space=space, inodes=len(inodes))
 
 
-def _listed(attr: Attr, fields: dict[bytes, bytes]) -> dict[bytes, set[SliceId]]:
+def _chunks(fields: dict[bytes, bytes]) -> list[bytes]:
+    return [field for field in fields if field[:1] == b"c"]
+
+
+def _unreserved(attr: Attr, fields: dict[bytes, bytes]) -> tuple[dict[bytes, bytes], int]:
+    """A file's chunks with holes for what is reserved, and how many bytes less they cover."""
+    chunks: dict[bytes, bytes] = {}
+    given_up = 0
+    for field in _chunks(fields):
+        value = fields[field]
+        if slices.has_reserved(value):
+            old = slices.unpack_slices(attr.ino, keys.id_of(field), value)
+            new = [each if each.stored else slices.hole(each.pos, each.length) for each in old]
+            left = covered(new)
+            given_up += covered(old) - left
+            if not left:
+                continue
+            value = slices.pack_slices(new)
+        chunks[field] = value
+    return chunks, given_up
+
+
+def _listed(attr: Attr, chunks: dict[bytes, bytes]) -> dict[bytes, set[SliceId]]:
     """Which slices each chunk of a file uses."""
     return {
         field: {
             each.id
             for each in slices.unpack_slices(attr.ino, keys.id_of(field), value)
-            if each.kind is not SliceKind.HOLE
+            if each.stored
         }
-        for field, value in fields.items()
-        if field[:1] == b"c"
+        for field, value in chunks.items()
     }
 
 
@@ -244,13 +278,12 @@ def _share(
     txn: Txn,
     child: Child,
     listed: dict[bytes, set[SliceId]],
-    fields: dict[bytes, bytes],
+    chunks: dict[bytes, bytes],
     uses: dict[SliceId, int],
 ) -> None:
-    """Let the clone of a file list what its source lists."""
+    """Let the clone of a file list `chunks`."""
     for field, ids in listed.items():
-        txn.expect(keys.inode_row(child.source), field, fields[field])
-        txn.put(keys.inode_row(child.ino), field, fields[field])
+        txn.put(keys.inode_row(child.ino), field, chunks[field])
         for sid in ids:
             uses[sid] = uses.get(sid, 0) + 1
 
@@ -261,7 +294,7 @@ def link_child(txn: Txn, env: Env, building: Building, parent: Ino, name: bytes,
     check_name(name)
     attr = get_attr(txn, ino)
     linked = add_name(txn, env, attr, parent)
-    put_attr(txn, linked if is_sealed(ino) else linked._replace(ctime_ns=env.now_ns))
+    put_attr(txn, linked if is_snapshot_ino(ino) else linked._replace(ctime_ns=env.now_ns))
     put_dentry(txn, parent, name, attr.type, ino)
 
 
@@ -277,7 +310,7 @@ def settle(txn: Txn, env: Env, building: Building, ino: Ino, like: Attr) -> None
     """A file that was filled gets its source's times. Raises: ECANCELED."""
     require_building(txn, building)
     attr = get_attr(txn, ino)
-    ctime_ns = like.ctime_ns if is_sealed(ino) else env.now_ns
+    ctime_ns = like.ctime_ns if is_snapshot_ino(ino) else env.now_ns
     put_attr(
         txn,
         attr._replace(atime_ns=like.atime_ns, mtime_ns=like.mtime_ns, ctime_ns=ctime_ns),

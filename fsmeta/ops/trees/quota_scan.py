@@ -1,7 +1,7 @@
-"""Counting a volume for its quotas: each inode once, its mark and its usage in one commit.
+"""Quota scan: count each inode of a volume once, with its mark and its usage in one commit.
 
-The commit checks what was read, so what changes meanwhile is read again; an inode that has the mark
-is passed over, so a count that was broken off goes on wherever it is begun.
+The commit checks what was read, so what changes meanwhile is read again. An inode that has the mark
+is skipped, so an interrupted scan can be continued by any client.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fsmeta.rules import quota
 from fsmeta.rules.context import Env
 from fsmeta.rules.settings import COUNTING, load_format
 from fsmeta.schema import inode, keys
-from fsmeta.schema.snapshot_inos import is_sealed
+from fsmeta.schema.snapshot_inos import is_snapshot_ino
 from fsmeta.txn.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_CALLER, Attr, Ino, SpaceUsage
 
@@ -37,7 +37,7 @@ def take(txn: Txn, epoch: int, inos: Sequence[Ino]) -> int:
     for ino in inos:
         a, v = (txn.reads[key] for key in inode.attr_keys(ino))
         done += 1
-        if a is None or v is None or is_sealed(ino):
+        if a is None or v is None or is_snapshot_ino(ino):
             continue  # purged since, or in a snapshot
         attr = inode.unpack_inode(ino, a, v)
         if attr.mark != epoch:

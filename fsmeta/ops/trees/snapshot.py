@@ -2,8 +2,8 @@
 
 A snapshot is built as clones are (`ops.clone`), of inodes that are sealed by their numbers: no
 other verb changes them. A directory counts its snapshots in its flags, so removing it is refused
-without a look at its shelf. What has lost its name is listed as a clone whose builder has died, and
-the leader removes it as it removes those.
+without a read of its shelf. A snapshot that has lost its name is listed as a clone whose builder
+has died, and the leader removes it as it removes those.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from fsmeta.ops.trees.clone import NOBODY, Building, require_building
 from fsmeta.rules.context import Env, check_name, get_attr, get_stable, put_dentry
 from fsmeta.schema import inode, keys, slices
-from fsmeta.schema.snapshot_inos import is_sealed, shelf_of
+from fsmeta.schema.snapshot_inos import is_snapshot_ino, snapshot_dir_of
 from fsmeta.schema.snapshots import (
     SNAPSHOTS,
     SNAPSHOTS_MAX,
@@ -45,7 +45,7 @@ _CHUNK: Final = b"c"[0]
 def require_root(env: Env) -> None:
     """Raises: EPERM. Snapshots hold what their owners can't delete, so they are root's to make."""
     if env.caller.uid != 0:
-        raise OSError(errno.EPERM, "snapshots are root's to make and to delete")
+        raise OSError(errno.EPERM, "only root makes and deletes snapshots")
 
 
 def require_new(txn: Txn, env: Env, source: Ino, name: bytes) -> Attr:
@@ -59,13 +59,13 @@ def require_new(txn: Txn, env: Env, source: Ino, name: bytes) -> Attr:
     check_name(name)
     if name in (b".", b".."):
         raise OSError(errno.EINVAL, "no name for a snapshot")
-    if txn.get(keys.dir_row(shelf_of(source)), name) is not None:
+    if txn.get(keys.dir_row(snapshot_dir_of(source)), name) is not None:
         raise OSError(errno.EEXIST, "there is a snapshot of that name")
     return attr
 
 
 def _source(txn: Txn, source: Ino) -> Attr:
-    if is_sealed(source):
+    if is_snapshot_ino(source):
         raise OSError(errno.EROFS, "there are no snapshots of snapshots")
     attr = get_attr(txn, source)
     if not attr.is_dir:
@@ -83,12 +83,12 @@ def publish(txn: Txn, env: Env, building: Building, snapshot: Snapshot) -> Attr:
     """
     require_building(txn, building)
     source = require_new(txn, env, snapshot.source, snapshot.name)
-    shelf = shelf_of(snapshot.source)
+    snapshot_dir = snapshot_dir_of(snapshot.source)
     if len(txn.get_row(SNAPSHOTS)) >= SNAPSHOTS_MAX:
         raise OSError(errno.EMLINK, f"the volume has {SNAPSHOTS_MAX} snapshots")
-    root = get_attr(txn, building.root)._replace(parent=shelf)
+    root = get_attr(txn, building.root)._replace(parent=snapshot_dir)
     txn.put(keys.inode_row(root.ino), keys.ATTR_FIELD, inode.pack_attr(root))
-    put_dentry(txn, shelf, snapshot.name, FileType.DIR, root.ino)
+    put_dentry(txn, snapshot_dir, snapshot.name, FileType.DIR, root.ino)
     txn.put(SNAPSHOTS, keys.pack_u64(root.ino), pack_snapshot(snapshot))
     _count(txn, source, +1)
     txn.delete(keys.CLONES, keys.pack_u64(root.ino))
@@ -104,14 +104,14 @@ def _count(txn: Txn, source: Attr, delta: int) -> None:
 def withdraw(txn: Txn, env: Env, source: Ino, name: bytes) -> Attr:
     """A snapshot loses its name; the leader removes the rest. Raises: EPERM, ENOENT, ESTALE."""
     require_root(env)
-    shelf = keys.dir_row(shelf_of(source))
-    value = txn.get(shelf, name)
+    snapshot_dir = keys.dir_row(snapshot_dir_of(source))
+    value = txn.get(snapshot_dir, name)
     if value is None:
         raise OSError(errno.ENOENT, "no such snapshot")
-    _, root = keys.unpack_dentry(shelf, name, value)
+    _, root = keys.unpack_dentry(snapshot_dir, name, value)
     attr = get_attr(txn, root)._replace(parent=TRASH_INO)
     txn.put(keys.inode_row(root), keys.ATTR_FIELD, inode.pack_attr(attr))
-    txn.delete(shelf, name)
+    txn.delete(snapshot_dir, name)
     txn.delete(SNAPSHOTS, keys.pack_u64(root))
     txn.put(keys.CLONES, keys.pack_u64(root), NOBODY)
     _count(txn, get_attr(txn, source), -1)
@@ -170,7 +170,7 @@ def _others(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
     }
 
 
-class _Part(NamedTuple):
+class _ShownRange(NamedTuple):
     """Bytes that a chunk shows from some place on.
 
     Where they are `packed` that says nothing of a change: a file comes into a segment, or into
@@ -183,10 +183,10 @@ class _Part(NamedTuple):
     packed: bool
 
 
-def _shown(ino: Ino, fields: dict[bytes, bytes]) -> dict[tuple[bytes, int], _Part]:
+def _shown(ino: Ino, fields: dict[bytes, bytes]) -> dict[tuple[bytes, int], _ShownRange]:
     """What chunks show, by chunk and where in it."""
     return {
-        (field, part.pos): _Part(
+        (field, part.pos): _ShownRange(
             part.length, part.slice.id, part.off, part.slice.kind is SliceKind.SEGMENT
         )
         for field, value in fields.items()

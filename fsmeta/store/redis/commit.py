@@ -1,9 +1,9 @@
-"""Commits to Redis: how one is said to `redis/redis_commit.lua`, and what its answer means.
+"""Commits to Redis: how one is passed to `redis/redis_commit.lua`, and what its answer means.
 
-The rows that this client wants to hear of go as declared keys. Where `--redis-wait` asks for it, a
-commit counts once so many replicas have it. Redis can go back to an older state: the script
-notices by what this client was answered, which is noted here (`redis/rollback`); where the
-connection was lost meanwhile, the next one is asked at once.
+The rows that this client tracks go as declared keys. Where `--redis-wait` asks for it, a commit
+counts once so many replicas have it. Redis can go back to an older state: the script compares the
+row with the highest answered sequence, which is noted here (`redis/rollback`); where the connection
+was lost meanwhile, the next one is asked at once.
 
 Called by `redis/engine`; any thread.
 """
@@ -25,20 +25,12 @@ from fsmeta.errors import (
     StoreRolledBack,
     Unavailable,
 )
-from fsmeta.store.contract import (
-    ADD,
-    APPEND,
-    DELETE,
-    DELETE_ROW,
-    FENCE_FIELD,
-    Applied,
-    Commit,
-    is_table,
-)
+from fsmeta.store.contract import FENCE_FIELD, Applied, Commit, is_table
 from fsmeta.store.redis import snapshot
 from fsmeta.store.redis.connection import Channel, NoScript
 from fsmeta.store.redis.rollback import Answers
 from fsmeta.store.redis.script import Script, as_msgpack, ask, pack
+from fsmeta.store.writes import Add, Append, Delete, DeleteRow, Write, row_of, with_row
 
 _SCRIPT: Final = Script(
     resources.files("fsmeta.store.redis").joinpath("redis_commit.lua").read_bytes()
@@ -47,7 +39,7 @@ _GONE_BACK: Final = 4  # an answer of the script
 
 
 class ReplicaWait(NamedTuple):
-    """`--redis-wait`: who has to have a commit before it is answered."""
+    """`--redis-wait`: how many replicas must have a commit before it is answered."""
 
     replicas: int
     ms: int = 1000  # after that the commit is in doubt and asked for again
@@ -69,7 +61,7 @@ class RedisCommits:
         prefix: bytes,
         wait: ReplicaWait | None,
     ) -> None:
-        """`main` hears of changes, `plain` asks aside."""
+        """`main` is the tracked channel; `plain` is not tracked."""
         self._main = main
         self._plain = plain
         self._answers = answers
@@ -83,8 +75,8 @@ class RedisCommits:
 
     def commit(self, commit: Commit) -> Applied | None:
         """See `Store`."""
-        fence, worker, sequence, checks, empties, writes, edition = commit[:7]
-        links, answers = self._main.links, self._answers
+        session, worker, sequence, checks, empties, writes, edition, _, _, busy, _ = commit
+        links, answers, fence = self._main.links, self._answers, session
         keys: Collection[bytes] = _watched(commit)
         if self._prefix:
             keys = [self._prefix + row for row in keys] or self._keyless
@@ -93,11 +85,10 @@ class RedisCommits:
         for row, field, value in checks:
             flat += (row, field, False if value is None else value)
         number = sequence.to_bytes(8, "big")
-        session = commit.fence
         known, after = answers.proof(session, number) if session else (b"", b"")
         head = (fence or False, worker, number, flat, empties, writes)
         body = as_msgpack((*head, self._notes, known, after, edition))
-        mode = self._mode + b"m" if commit.busy else self._mode
+        mode = self._mode + b"m" if busy else self._mode
         try:
             if self._plainly:
                 arguments = (body, mode) if mode else (body,)
@@ -148,43 +139,46 @@ class RedisCommits:
 
 
 def _watched(commit: Commit) -> set[bytes]:
-    """The rows of a commit that this client will remember, and so wants to hear of."""
-    rows = {check[0] for check in commit.checks if len(check[0]) > 1}
-    rows |= {write[1] for write in commit.writes if len(write[1]) > 1}
-    rows.update(commit.empties)
+    """The rows of a commit that this client will cache, and so tracks."""
+    rows = {check[0] for check in commit.checks}
+    rows.update(map(row_of, commit.writes), commit.empties)
     rows.difference_update(commit.busy)
-    return rows
+    return {row for row in rows if len(row) > 1}  # no tables
 
 
 def _prefixed(
     commit: Commit, prefix: bytes
-) -> tuple[bytes | None, list[Any], list[Any], list[Any]]:
+) -> tuple[bytes | None, list[Any], list[Any], list[Write]]:
     """Fence, checks, empties and writes as a cluster has them."""
     fence, _, _, checks, empties, writes = commit[:6]
     return (
         prefix + fence if fence else None,
         [(prefix + row, field, value) for row, field, value in checks],
         [prefix + row for row in empties],
-        [(write[0], prefix + write[1], *write[2:]) for write in writes],
+        [with_row(write, prefix + write.row) for write in writes],
     )
 
 
 def _is_relief(commit: Commit) -> bool:
     """Whether a store that is full should take a commit: it frees something, or only keeps books.
 
-    Sessions join, beat and leave, and whoever leads deletes. A commit that gives a record more at
-    its end frees nothing by what it deletes besides: appends to a file drop its capabilities.
+    Sessions join, beat and leave, and the leader deletes. A commit that appends to a record frees
+    nothing by what it deletes besides: appends to a file drop its capabilities.
     """
     if commit.fence is None:
-        return all(is_table(write[1]) or write[2] == FENCE_FIELD for write in commit.writes)
-    grows = any(write[0] == APPEND and write[3] and len(write[1]) > 1 for write in commit.writes)
+        return all(
+            is_table(write.row) or isinstance(write, DeleteRow) or write.field == FENCE_FIELD
+            for write in commit.writes
+        )
+    grows = any(
+        isinstance(write, Append) and write.suffix and len(write.row) > 1 for write in commit.writes
+    )
     for write in commit.writes:
-        op = write[0]
-        if op in (DELETE, DELETE_ROW) and not grows:
+        if isinstance(write, Delete | DeleteRow) and not grows:
             return True
-        if op == ADD and write[3][:1] == b"-":
+        if isinstance(write, Add) and write.delta < 0:
             return True
-    return all(is_table(write[1]) or write[1] == commit.fence for write in commit.writes)
+    return all(is_table(write.row) or write.row == commit.fence for write in commit.writes)
 
 
 def _refusal(reply: int | bytes) -> Exception:

@@ -1,15 +1,16 @@
 """One connection to Redis that many threads share: requests go out as they come, answers in order.
 
 One connection, because client tracking with NOLOOP leaves out only what the *same* connection
-changed; and because requests of several threads then travel, and are run, together. No thread
-serves the others: who waits reads the socket himself and hands out what is not his, so a lone
-request costs one send, one receive and no wake-up.
+changed; and because requests of several threads then travel, and are run, together. There is no
+reader thread: a thread that waits reads the socket itself and hands out the answers of other
+threads, so a lone request costs one send, one receive and no wake-up.
 
 redis-py makes the connection (URL, TLS, password, database, unix socket); hiredis parses.
 
 Threading: `_send` guards the order of sending and the making of links, a link's `receiving` its
-reader. `_send` may be taken first, never the other way round. `close` and `reset` take neither, so
-they don't wait for a connection that is being made to a server that does not answer.
+reader. `_send` may be taken first, never the other way round. `reset` takes neither, and `close`
+waits for `_send` no longer than CLOSE_WAIT_S: a connection may be in the making there, to a server
+that does not answer.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fsmeta.errors import Ambiguous, Corrupt, StoreError, StoreFull, Unavailable
 from fsmeta.runtime import Runtime
 
 ANSWER_TIMEOUT_S: Final = 10.0  # a Redis that is silent for longer is taken for gone
+CLOSE_WAIT_S: Final = 0.5  # for a thread that is sending
 SOON_S: Final = 0.0002  # about what it costs to let another thread read requests meanwhile
 LATENCY_SHARE: Final = 16  # a longer wait counts by a sixteenth, a shorter one in full
 _RECEIVE_BYTES: Final = 64 << 10
@@ -72,25 +74,26 @@ class RedisConnection(Protocol):
 class _Slot:
     """Requests sent together that wait for their answers."""
 
-    __slots__ = ("left", "replies")
+    __slots__ = ("count", "left", "replies")
 
     def __init__(self, count: int) -> None:
         self.replies: list[Any] = []
-        self.left = count
+        self.count = count
+        self.left = count  # written by the receiving thread; 0 when all replies are there
 
-    def take(self, reply: Any) -> None:
-        """One more answer; the last thing it does is to say so."""
-        self.replies.append(reply)
-        self.left -= 1
+    def lose(self) -> None:
+        """What has not been answered will not be; the last thing it does is to say so."""
+        self.replies += [_LOST] * (self.count - len(self.replies))
+        self.left = 0
 
 
-class _Link:
-    """A connection and those who wait on it."""
+class _SharedConnection:
+    """A connection and the requests that wait on it."""
 
     def __init__(self, connection: RedisConnection, runtime: Runtime) -> None:
         assert connection._sock is not None
         self._runtime = runtime
-        self.connection = connection  # closes the socket when nobody refers to it any more
+        self._connection = connection
         self.sock = connection._sock
         self._descriptor = self.sock.fileno()
         # one TLS stream can't be written and read by two threads at once
@@ -100,6 +103,7 @@ class _Link:
         self._reader = hiredis.Reader()  # guarded by receiving
         self._buffer = bytearray(_RECEIVE_BYTES)
         self.broken = False
+        self._closed = False  # guarded by receiving
         self.sock.settimeout(None)
         timeout = _TIMEVAL.pack(int(ANSWER_TIMEOUT_S), 0)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
@@ -121,20 +125,38 @@ class _Link:
                 self.receiving.release()
 
     def _receive_some(self, soon: bool) -> None:
-        """Hand out the answers that are there, or else wait for more input."""
-        waiting, gets = self.waiting, self._reader.gets
+        """Hand out the answers that are there; wait for more input where there are none."""
         try:
-            reply = gets()
-            if reply is not False:
-                while reply is not False and waiting:
-                    waiting.popleft().take(reply)
-                    reply = gets()
-                if reply is not False:
-                    self._fail()  # an answer that nobody has asked for
-                return
+            if not self._hand_out() and self._take_input(soon):
+                self._hand_out()
         except hiredis.ProtocolError:  # no Redis speaks there; nothing after it makes sense either
             self._fail()
-            return
+
+    def _hand_out(self) -> bool:
+        """Give answers to those that wait for them; False where there are none."""
+        waiting, gets = self.waiting, self._reader.gets
+        reply = gets()
+        if reply is False:
+            return False
+        while reply is not False and waiting:
+            slot = waiting[0]
+            replies, left = slot.replies, slot.left
+            while left and reply is not False:
+                replies.append(reply)
+                left -= 1
+                reply = gets()
+            if not left:
+                waiting.popleft()
+            slot.left = left  # the last thing: its thread goes on then
+        if reply is not False:
+            self._fail()  # an answer to no request
+        return True
+
+    def _take_input(self, soon: bool) -> bool:
+        """Wait for input and take it in; False where there will be none."""
+        if self._closed:  # the number of the descriptor may be another file's by now
+            self._fail()
+            return False
         if self.exclusive:
             self._runtime.will_wait()  # TLS may hold input that the descriptor does not show
         elif not soon:
@@ -145,27 +167,38 @@ class _Link:
             count = 0
         if count:
             self._reader.feed(self._buffer, 0, count)  # type: ignore[arg-type]  # any buffer
-        else:
-            self._fail()
+            return True
+        self._fail()
+        return False
 
     def hang_up(self) -> None:
-        """Wake whoever receives: there is nothing more to come. From any thread."""
+        """Wake the receiving thread: there is nothing more to come. From any thread."""
         self.broken = True
         try:
-            # not SSLSocket.shutdown, after which who is receiving would read cipher text as plain
+            # not SSLSocket.shutdown: after that a receiving thread would take cipher text for plain
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
         except OSError:
             pass  # the other side was first
 
+    def close(self) -> None:
+        """Hang up and close the socket. The caller holds `_send` of the channel.
+
+        A socket that is left to the garbage collector stays open until the collector runs.
+        """
+        self.hang_up()
+        with self.receiving:  # its holder has been woken
+            self._closed = True
+            self._connection.disconnect()
+
     def _fail(self) -> None:
-        """Nobody who waits here will be answered."""
+        """No request that waits here will be answered."""
         self.hang_up()
         while self.waiting:
-            self.waiting.popleft().take(_LOST)
+            self.waiting.popleft().lose()
 
 
 _LOST: Final = object()
-_PLAIN: Final = {list}  # the type of what most requests are answered
+_PLAIN: Final = frozenset((list, int, bytes))  # types of replies that are no errors
 
 
 class Channel:
@@ -180,14 +213,14 @@ class Channel:
     ) -> None:
         """`prepare` runs on every new connection before its first request.
 
-        `on_moved` is told where a cluster says that our rows are.
+        `on_moved` is called with the place at which a cluster says that our rows are.
         """
         self._make = make
         self._runtime = runtime
         self._prepare = prepare
         self._on_moved = on_moved
         self._send = runtime.lock()
-        self._link: _Link | None = None  # made under _send; `close` drops it
+        self._link: _SharedConnection | None = None  # made under _send; `close` drops it
         self._closed = False  # set once, by `close`
         self._resets = 0  # written by `reset`
         self._failures = 0  # connections that could not be made; guarded by _send
@@ -203,30 +236,45 @@ class Channel:
         Raises: Unavailable before it was sent, Ambiguous when its answer was lost, StoreError for
         an error reply.
         """
-        return self.request_many(packed, 1)[0]
+        begun, latency = self._runtime.monotonic(), self._latency_s
+        link, replies = self._exchange(packed, 1, soon=latency <= SOON_S)
+        took = self._runtime.monotonic() - begun
+        self._latency_s = min(took, latency + (took - latency) / LATENCY_SHARE)
+        reply = replies[0]
+        if reply.__class__ in _PLAIN:
+            return reply
+        return self._judge(link, replies)[0]
 
     def request_many(self, packed: bytes, count: int) -> list[Any]:
         """The replies to `count` packed requests sent together. Raises: as `request`."""
+        link, replies = self._exchange(packed, count, soon=False)
+        if _PLAIN.issuperset(map(type, replies)):  # none of many is an error
+            return replies
+        return self._judge(link, replies)
+
+    def _exchange(
+        self, packed: bytes, count: int, soon: bool
+    ) -> tuple[_SharedConnection, list[Any]]:
+        """Send requests and receive what comes back, errors too."""
         slot = _Slot(count)
         failures = self._failures
-        begun, latency = self._runtime.monotonic(), self._latency_s
         with self._send:
-            link = self._ready_link(failures)
+            link = self._link
+            if link is None or link.broken:
+                link = self._ready_link(failures)
             self.requests += 1
-            link.waiting.extend([slot] * count)
+            link.waiting.append(slot)
             try:
                 link.sock.sendall(packed)
             except OSError:
                 link.hang_up()
             if link.exclusive:
                 link.receive(slot, soon=False)
-        link.receive(slot, count == 1 and latency <= SOON_S)
-        if count == 1:
-            took = self._runtime.monotonic() - begun
-            self._latency_s = min(took, latency + (took - latency) / LATENCY_SHARE)
-        replies = slot.replies
-        if set(map(type, replies)) == _PLAIN:  # none of many is an error
-            return replies
+        link.receive(slot, soon)
+        return link, slot.replies
+
+    def _judge(self, link: _SharedConnection, replies: list[Any]) -> list[Any]:
+        """Replies of which one may be an error. Raises: as `request`."""
         try:
             return [_answer(reply) for reply in replies]
         except Elsewhere as error:
@@ -246,23 +294,30 @@ class Channel:
         self._closed = True
         link, self._link = self._link, None
         if link is not None:
-            link.hang_up()
+            link.hang_up()  # wakes a thread that sends on it
+            if self._send.acquire(timeout=CLOSE_WAIT_S):  # else it connects, and closes this itself
+                try:
+                    link.close()
+                finally:
+                    self._send.release()
 
-    def _ready_link(self, failures: int) -> _Link:
+    def _ready_link(self, failures: int) -> _SharedConnection:
         """The link, or a new one. Raises: Unavailable.
 
-        Who has waited for `_send` while an attempt failed (`failures` have grown) shares its fate:
-        one after the other they would wait for many timeouts.
+        A thread that has waited for `_send` while an attempt failed (`failures` have grown) fails,
+        too: one after the other the threads would wait for many timeouts.
         """
         link = self._link
         while link is None or link.broken:
+            if link is not None:
+                link.close()
             if self._closed:
                 raise Unavailable("redis: closed")
             if self._failures != failures:
                 raise Unavailable(self._failure)
             resets = self._resets
             link = self._link = None  # redis-py's errors refer to themselves, and to this frame
-            link = self._link = _Link(self._connect(), self._runtime)
+            link = self._link = _SharedConnection(self._connect(), self._runtime)
             self.links += 1
             # `close` and `reset` look for a link last, this for them: one sees the other
             if self._closed or self._resets != resets:
@@ -293,7 +348,7 @@ def _answer(reply: Any) -> Any:
 
 
 class Elsewhere(Unavailable):
-    """The server does not have the volume, or no longer; `place` says who does, if it is known."""
+    """The server does not have the volume, or no longer; `place` is where it is, if known."""
 
     def __init__(self, text: str, place: str) -> None:
         super().__init__(text)

@@ -1,9 +1,9 @@
 """The Redis engine: a row is a hash, a lookup is one Lua script, a commit another (`redis/commit`).
 
-Works on Redis 6.2 and later and what speaks like it. Rows go as declared keys where this client
-wants to hear of changes; all keys of a volume are on one server, which `redis/topology` finds. In a
-cluster each row's name has `{NAME}` before it, and scripts declare one key at least, by which the
-cluster knows where they belong.
+Works on Redis 6.2 and later and on servers with its protocol. Rows that this client tracks go as
+declared keys; all keys of a volume are on one server, which `redis/topology` finds. In a cluster
+each row's name has `{NAME}` before it, and scripts declare one key at least, by which the cluster
+routes them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from fsmeta.store.contract import (
     SCAN_PAGE,
     SHORT_ROW_FIELDS,
     SHORT_ROWS_BYTES,
-    Applied,
-    Commit,
     Key,
     Listener,
     Page,
@@ -88,9 +86,9 @@ log = logging.getLogger(__name__)
 
 SNAPSHOT_ROWS_MAX: Final = 16  # no verb reads more rows that must be of one moment
 
-# what lies behind a connection that can't be made: what to do; for the rest see `_advice`
+# why a connection can't be made: what to do; for the rest see `_advice`
 _ADVICE: Final[dict[type[Exception], str]] = {
-    ssl.SSLCertVerificationError: "name who signed it in the URL: ?ssl_ca_certs=FILE",
+    ssl.SSLCertVerificationError: "name the signing authority in the URL: ?ssl_ca_certs=FILE",
     redis.AuthenticationError: "check user and password in the URL",
     redis.ResponseError: "check the URL",
     ConnectionRefusedError: "check that Redis runs there",
@@ -103,8 +101,15 @@ class RedisStore:
 
     name = "redis"
 
-    def __init__(self, url: str, runtime: Runtime, wait: ReplicaWait | None = None) -> None:
-        """`wait`: how many replicas are to have a commit before it is answered.
+    def __init__(
+        self,
+        url: str,
+        runtime: Runtime,
+        wait: ReplicaWait | None = None,
+        token: int | None = None,
+    ) -> None:
+        """`wait`: how many replicas are to have a commit before it is answered. `token` names this
+        client; processes that take a session over have the same.
 
         Raises: ConfigError where the URL is wrong or nothing answers there.
         """
@@ -117,10 +122,11 @@ class RedisStore:
         make, moved = self._servers.connection, self._servers.moved
         self._main = Channel(make, runtime, self._attach, moved)
         self._plain = Channel(make, runtime, on_moved=moved)  # tables, whole rows: none watches
-        answers = Answers(runtime)
+        answers = Answers(runtime, token)
         replicas = 0 if wait is None else wait.replicas
         self.history: RollbackDetector = RedisRollbackDetector(answers, self._ask_plainly, replicas)
         self._commits = RedisCommits(self._main, self._plain, answers, self._prefix, wait)
+        self.commit = self._commits.commit
         try:
             self._ask_plainly(b"PING")
         except StoreError as error:
@@ -230,7 +236,8 @@ class RedisStore:
 
     def scan_rows(self, prefix: bytes, cursor: bytes = b"", limit: int = SCAN_PAGE) -> RowPage:
         pattern = _glob_escape(self._prefix + prefix) + b"*"
-        command = (b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"%d" % limit)
+        page = (b"COUNT", b"%d" % limit, b"TYPE", b"hash")  # others in the database are not ours
+        command = (b"SCAN", cursor or b"0", b"MATCH", pattern, *page)
         packed = pack(command)
         if self._prefix:  # SCAN would be answered by a node that no longer has our rows
             packed = pack((b"EXISTS", self._prefix)) + packed
@@ -238,9 +245,6 @@ class RedisStore:
         following, keys = ask_many(self._plain, packed, count)[-1]
         rows = [key[len(self._prefix) :] for key in keys] if self._prefix else keys
         return RowPage(rows, None if following == b"0" else following)
-
-    def commit(self, commit: Commit) -> Applied | None:
-        return self._commits.commit(commit)
 
     def everything(self) -> AbstractContextManager[Iterator[Record]]:
         def together(commands: Sequence[tuple[bytes, ...]]) -> list[Any]:
@@ -258,11 +262,11 @@ class RedisStore:
         make, lost = self._servers.connection, self._main.reset
         self._tracking = InvalidationStream(make, self._runtime, listener, lost, self._prefix)
 
-    def hear(self) -> None:
+    def poll_invalidations(self) -> None:
         if self._tracking is not None:
-            self._tracking.hear()
+            self._tracking.poll_invalidations()
 
-    def vouches(self) -> bool:
+    def has_leases(self) -> bool:
         return self._tracking is not None and self._tracking.healthy()
 
     def now_ns(self) -> int:

@@ -1,19 +1,20 @@
-"""The news from Redis: which rows others have changed (client tracking, redirected to us).
+"""Invalidations from Redis: which rows other clients have changed (client tracking, redirected).
 
 A thread of its own holds the connection that invalidation messages are redirected to. While it is
-healthy, `healthy` is true and rows may be believed. It pings once a second; when an answer is
-overdue or the connection breaks, everything believed is dropped at once.
+healthy, `healthy` is true and rows may be cached. It pings once a second; when an answer is overdue
+or the connection breaks, everything cached is dropped at once.
 
-Who is about to believe something calls `hear` first, which takes in what has arrived and the thread
-has not come to yet. Redis sends news together with the answer to whoever changed the row, so what
-another client was answered before it told us of it, by whatever way, is known here by then.
+Before an answer from the cache, `poll_invalidations` takes in the messages that have arrived and
+that the thread has not processed yet. Redis sends an invalidation together with the answer to the
+client that changed the row. So when that client has its answer and passes word of the change on to
+this host, the invalidation has arrived here.
 
-Redis forgets who has read what when its table is full, and does not tell a client of what it drops
-in the course of that client's own commands (NOLOOP). So nothing is believed once the table is
-nearly full.
+Redis forgets the readers of rows when its tracking table is full, and does not report to a client
+what it drops in the course of that client's own commands (NOLOOP). So nothing is cached once the
+table is nearly full.
 
 Redis 7.0 watches the keys that a script declares, and tables are never declared. Later versions,
-and Valkey, watch what it reads: they tell of tables, too, and that goes no further.
+and Valkey, watch what it reads: they report tables, too, and these messages are ignored.
 
 Threading: `_hearing` guards the connection's input while there is some; `_client_id` and the like
 are written by the thread alone.
@@ -45,6 +46,7 @@ _NEW_A_SECOND: Final = 250_000  # keys: more than all clients of one Redis come 
 _ANSWER_S: Final = 0.01  # what it says of its table is looked for as often
 _NEARLY_FULL: Final = 0.8
 _ROOM_AGAIN: Final = 0.6
+_TAKE_AT_ONCE: Final = 1000  # messages; a look at the table must not wait for more
 _TABLE_KEYS: Final = 1_000_000  # Redis's own default, where we may not ask
 
 
@@ -71,12 +73,13 @@ class InvalidationStream:
         self._client_id = 0  # of the listening connection; 0 while there is none
         self._run = ""  # which process that connection is to
         self._attached = False
-        self._full = False  # the server's table is: nothing can be believed
+        self._full = False  # the server's table is: nothing can be cached
         self._look_at = 0.0
         self._connection: ServerConnection | None = None  # the listening one
         self._hearing = runtime.lock()
         self._answered = False  # something has come since the last ping; by `_hearing`
-        self._busy = False  # somebody takes in what has arrived; written under _hearing
+        # A thread takes in what has arrived, or some of it is left; written under _hearing.
+        self._busy = False
         self._input: select.epoll | None = None  # of the connection, while there is one
         self._lost_at = runtime.monotonic()  # when the last connection was lost; the thread's
         self._told_away = False  # the log says that Redis is away; the thread's
@@ -100,11 +103,11 @@ class InvalidationStream:
         self._attached = self._client_id == client_id
 
     def healthy(self) -> bool:
-        """Whether we hear of every change to what the attached connection has read."""
+        """Whether every change of what the attached connection has read is reported."""
         return self._attached and self._client_id != 0 and not self._full
 
-    def hear(self) -> None:
-        """Take in the news that have arrived by now."""
+    def poll_invalidations(self) -> None:
+        """Take in the invalidations that have arrived by now."""
         waiting = self._input
         try:
             if waiting is None or not (self._busy or waiting.poll(0)):
@@ -119,15 +122,24 @@ class InvalidationStream:
                 except (redis.RedisError, OSError):
                     self._hang_up()  # the thread sees it, too, and says so
 
-    def _take_all(self, connection: ServerConnection) -> None:
-        """All messages that are there; `_hearing` is held."""
+    def _take_all(self, connection: ServerConnection, most: int = 0) -> None:
+        """All messages that are there, or `most` at once; `_hearing` is held.
+
+        What is left may be in our own memory, where no poll sees it: `_busy` says so.
+        """
+        count = 0
         self._busy = True
         try:
             while connection.can_read(timeout=0):
+                if most and count >= most:
+                    return
+                count += 1
                 self._answered = True
                 self._take(connection.read_response())
-        finally:
+        except BaseException:
             self._busy = False
+            raise
+        self._busy = False
 
     def close(self) -> None:
         self._stop.set()
@@ -189,22 +201,23 @@ class InvalidationStream:
             self._input = arrived
             try:
                 self._ready.set()
-                self._hear_on(connection, asking, arrived)
+                self._poll_on(connection, asking, arrived)
             finally:
                 with self._hearing:
                     self._input = None
+                    self._busy = False
 
-    def _hear_on(
+    def _poll_on(
         self, connection: ServerConnection, asking: ServerConnection, arrived: select.epoll
     ) -> None:
-        """Take in news until there is an end to them."""
+        """Take in invalidations until the connection ends."""
         waiting = asked = False
         limit = _limit(asking)
         clock = self._runtime.monotonic
         ping_at = clock() + _PING_EVERY_S
         while not self._stop.is_set():
             if asked:
-                if asking.can_read(timeout=0):  # never waited for: news would be late
+                if asking.can_read(timeout=0):  # never waited for: messages would be late
                     keys = _tracked(asking.read_response())
                     self._look(keys, limit)
                     self._look_at = clock() + pause_s(keys, limit)
@@ -213,9 +226,9 @@ class InvalidationStream:
                 asking.send_command("INFO", "stats")
                 asked = True
             wake_at = clock() + _ANSWER_S if asked else self._look_at
-            if arrived.poll(max(0.0, min(ping_at, wake_at) - clock())):
+            if self._busy or arrived.poll(max(0.0, min(ping_at, wake_at) - clock())):
                 with self._hearing:
-                    self._take_all(connection)
+                    self._take_all(connection, _TAKE_AT_ONCE)
                 waiting = False
                 ping_at = clock() + _PING_EVERY_S
             elif clock() < ping_at:

@@ -1,5 +1,5 @@
 -- One commit of fsmeta/store/contract.py, atomically. See apply.py for the meaning of each step.
--- KEYS: the rows this client wants to be told about; ARGV[1]: msgpack of the commit.
+-- KEYS: the rows that this client tracks; ARGV[1]: msgpack of the commit.
 -- Everything is validated before the first write, since Redis does not undo a failed script. Only
 -- counters are moved early, for Redis alone can add 64-bit numbers; `refuse` moves them back, and
 -- one that is 0 then may as well be absent.
@@ -7,7 +7,7 @@
 -- sequences as two words, for `<` of strings follows the server's locale.
 -- `known` is the client's token and the highest sequence that it was answered; field `n` of the
 -- session has the token and the highest sequence that was applied, and can't be behind. `latest` is
--- what `n` is to be after this commit, if nobody was faster.
+-- what `n` is to be after this commit, if no other commit was faster.
 -- ARGV[2], where there is one: letters. `c`: in a cluster, whose slot may be on its way elsewhere;
 -- `o`: go on without memory; `m`: tell what MERGE has made.
 -- Returns 0 applied (with `m`: the merged records), 1 conflict, 2 fenced, 3 not empty, 4 gone back,
@@ -69,7 +69,7 @@ for i = 1, #empties do
   if call('EXISTS', empties[i]) == 1 then return 3 end
 end
 
--- Somebody reads everything as it was at one moment (redis_moment.py): note what the fields held
+-- A client reads everything as it was at one moment (redis_moment.py): note what the fields held
 -- before their first change since. Before counters move, and harmless if the commit is refused yet.
 if #writes > 0 and call('EXISTS', notes) == 1 then
   local function note(row, field, old)

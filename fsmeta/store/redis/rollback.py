@@ -1,10 +1,10 @@
-"""What this client was answered, as proof that Redis has not gone back to an older state since.
+"""Rollback detection: the answers that this client got prove that Redis has not gone back since.
 
 A session's row has a field `n`: a token of the client whose session it is, and the highest sequence
 it has committed. Every commit carries the highest that was answered; the commit script refuses it
-where the row knows less (`StoreRolledBack`). Who ends a session keeps the field in the table of
-ended ones.  `RedisRollbackDetector` is what others ask about it, and what they should know of how
-Redis is set up.
+where the row has a lower one (`StoreRolledBack`). A client that ends a session keeps the field in
+the table of ended ones. Other modules ask `RedisRollbackDetector` about it, and about what matters
+of Redis's configuration.
 
 Called by `redis/engine`. Threading: any thread; `_lock` is a leaf.
 """
@@ -19,6 +19,7 @@ from fsmeta.runtime import Runtime
 from fsmeta.store.redis.topology import parse_info
 from fsmeta.store.rollback import Review, RollbackDetector
 
+TOKEN_BITS: Final = 64
 _SEQUENCE_BYTES: Final = 8
 _NOTHING: Final = bytes(_SEQUENCE_BYTES)
 
@@ -26,8 +27,10 @@ _NOTHING: Final = bytes(_SEQUENCE_BYTES)
 class Answers:
     """The highest sequence answered to this client in the name of its session."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._token = runtime.random_bits(64).to_bytes(8, "big")
+    def __init__(self, runtime: Runtime, token: int | None = None) -> None:
+        """`token` is that of the process whose session this one takes over."""
+        number = runtime.random_bits(TOKEN_BITS) if token is None else token
+        self._token = number.to_bytes(TOKEN_BITS // 8, "big")
         self._lock = runtime.lock()
         self._last = (b"", self._token + _NOTHING)  # fence and proof; written under _lock
 
@@ -49,7 +52,7 @@ class Answers:
     def is_proven(self, fence: bytes, value: bytes | None) -> bool:
         """Whether `value`, which was field `n` at some time, shows all that was answered.
 
-        A shorter one says that there was no such field, None that nobody knows.
+        A shorter one says that there was no such field, None that this is not known.
         """
         known = self.proof(fence, _NOTHING)[0]
         if value is None or len(value) != len(known):
@@ -66,7 +69,7 @@ class RedisRollbackDetector:
         self._ask = ask
         self._replicas = replicas
 
-    def lineage(self) -> bytes:
+    def store_epoch(self) -> bytes:
         info = parse_info(self._ask(b"INFO"))
         # a restart is another run, a promotion another replication id; either may have lost the end
         return f"{info.get('run_id')}:{info.get('master_replid')}".encode()

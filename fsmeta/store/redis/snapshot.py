@@ -1,4 +1,4 @@
-"""Everything in a Redis database as it was at one moment, while others change it.
+"""Everything in a Redis database as it was at one moment, while other clients change it.
 
 While the hash NOTES exists, `redis/redis_commit.lua` notes in it what each field held before its
 first change. So what was true at the beginning is the note, or where there is none, what is there
@@ -18,10 +18,10 @@ from typing import Any, Final
 from fsmeta.errors import ConfigError, StoreError, Unavailable
 from fsmeta.store.contract import SCAN_PAGE, Record
 
-NOTES: Final = b"\0"  # a table, so nobody is told of its changes
+NOTES: Final = b"\0"  # a table, so its changes are not reported
 NOTES_EXPIRE_MS: Final = 30_000  # a page takes 50 ms; a reader that is silent for so long has died
 _OWNER: Final = b""  # the field that names the reader; no note has this name
-_ABSENT: Final = b"-"  # the note of a field that was not there; others begin with "="
+_ABSENT: Final = b"-"  # the note of a field that was not there; other notes begin with "="
 _ROWS_AT_ONCE: Final = 128  # of at most SCAN_PAGE fields each
 _LENGTH: Final = struct.Struct(">H")
 
@@ -33,9 +33,9 @@ Ask = Callable[[Sequence[tuple[bytes, ...]]], list[Any]]
 def everything(ask: Ask, prefix: bytes = b"") -> Iterator[Iterator[Record]]:
     """All records as they are now, of the rows whose names have `prefix` before them in Redis.
 
-    Raises: Unavailable, ConfigError where somebody else reads.
+    Raises: Unavailable, ConfigError where another client reads.
     """
-    reader = _Reader(ask, prefix)
+    reader = _SnapshotReader(ask, prefix)
     reader.begin()
     try:
         yield reader.records()
@@ -44,7 +44,7 @@ def everything(ask: Ask, prefix: bytes = b"") -> Iterator[Iterator[Record]]:
             reader.end()
 
 
-class _Reader:
+class _SnapshotReader:
     def __init__(self, ask: Ask, prefix: bytes) -> None:
         self._ask = ask
         self._prefix = prefix
@@ -53,14 +53,14 @@ class _Reader:
 
     def begin(self) -> None:
         """From now on changes are noted."""
-        (mine,) = self._ask([(b"HSETNX", self._notes, _OWNER, self._token)])
-        # who dies just here leaves a hash that does not expire; the next reader lets it
-        self._ask(
-            [(b"PEXPIRE", self._notes, b"%d" % NOTES_EXPIRE_MS)] if mine else [self._expire_stuck()]
+        # One command, so that a lost answer leaves no notes that never expire, and its repeat finds
+        # the notes to be this reader's.
+        (owner,) = self._ask(
+            [(b"EVAL", _BEGIN, b"1", self._notes, self._token, b"%d" % NOTES_EXPIRE_MS)]
         )
-        if not mine:
+        if owner != self._token:
             raise ConfigError(
-                "somebody else is dumping this volume: wait until that is done, or for "
+                "another dump of this volume is running: wait until it ends, or for "
                 f"{NOTES_EXPIRE_MS // 1000} s if it was interrupted"
             )
 
@@ -147,14 +147,17 @@ class _Reader:
                     length = _LENGTH.unpack_from(name)[0]
                     yield name[2 : 2 + length], name[2 + length :], note[1:]
 
-    def _expire_stuck(self) -> tuple[bytes, ...]:
-        """Let the notes of a reader that died before it could say so expire."""
-        return b"EVAL", _EXPIRE_STUCK, b"1", self._notes, b"%d" % NOTES_EXPIRE_MS
 
-
-_EXPIRE_STUCK: Final = (
-    b"if redis.call('PTTL', KEYS[1]) == -1 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end"
-)
+# KEYS[1]: the notes; ARGV: token of the reader, how long they are kept. Their owner. Notes of an
+# earlier version, whose reader died before they had an expiry, get one.
+_BEGIN: Final = b"""
+redis.call('HSETNX', KEYS[1], '', ARGV[1])
+local owner = redis.call('HGET', KEYS[1], '')
+if owner == ARGV[1] or redis.call('PTTL', KEYS[1]) == -1 then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return owner
+"""
 
 
 def _note(row: bytes, field: bytes) -> bytes:

@@ -1,11 +1,12 @@
 """Which server has the volume now, and connections to it: one Redis, Sentinels' master, a cluster.
 
-Each connection looks anew: after a fail-over the next one is to the new master. Who is told that a
-server no longer has the volume (`redis/connection.Elsewhere`) drops the connection and tries again.
+Each connection looks anew: after a fail-over the next one is to the new master. A channel that gets
+the answer that a server no longer has the volume (`redis/connection.Elsewhere`) drops the
+connection and tries again.
 
 Called by `redis/engine`, whose channels and tracking make connections of it. redis-py speaks TLS
-and logs in. Threading: `Servers` may be used from any thread; what it remembers is only where to
-look first, in fields that are replaced whole.
+and logs in. Threading: `Servers` may be used from any thread; it remembers only where to look
+first, in fields that are replaced whole.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fsmeta.store.redis.url import HostPort, RedisUrl, parse
 from fsmeta.store.url import shown_url
 
 CONNECT_TIMEOUT_S: Final = 4.0  # for each step of a connection; a live server takes milliseconds
-ASK_TIMEOUT_S: Final = 1.0  # the same where there are others to ask
+ASK_TIMEOUT_S: Final = 1.0  # the same where there are other servers to ask
 NODES_MAX: Final = 1000  # the largest cluster that Redis is made for
 
 
@@ -35,7 +36,7 @@ def parse_info(text: bytes) -> dict[str, str]:
 
 
 class ServerConnection:
-    """A connection to whoever has the volume when `connect` is called."""
+    """A connection to the server that has the volume when `connect` is called."""
 
     def __init__(self, find: Callable[[], tuple[RedisConnection, dict[str, str]]]) -> None:
         self._find = find
@@ -69,7 +70,7 @@ class ServerConnection:
 
 
 class Servers:
-    """The servers that a metadata URL stands for."""
+    """The servers that a metadata URL names."""
 
     def __init__(self, url: str) -> None:
         """Raises: ConfigError."""
@@ -125,7 +126,7 @@ class Servers:
     # --- Sentinel --------------------------------------------------------------------------------
 
     def _ask_sentinels(self) -> HostPort:
-        """Where the master is. Raises: redis.RedisError, OSError where nobody knows."""
+        """Where the master is. Raises: redis.RedisError, OSError where no Sentinel knows."""
         failure: Exception | None = None
         secrets = {"username": None, "password": None, **dict(self._url.sentinel_words)}
         for place in self._known:
@@ -177,7 +178,7 @@ class Servers:
         return asked if owner == place else self._connect(owner)
 
     def _owner(self, asked: RedisConnection, place: HostPort) -> HostPort:
-        """Who has our slot, as the node `asked` at `place` sees it."""
+        """The node that has our slot, as the node `asked` at `place` sees it."""
         asked.send_command("CLUSTER", "SLOTS")
         others: list[HostPort] = []
         owner: HostPort | None = None

@@ -19,7 +19,7 @@ from fsmeta.store.url import shown_url
 
 REDIS_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
-HOSTS_MAX: Final = 100  # as many as anybody lists by hand
+HOSTS_MAX: Final = 100  # more than a user lists by hand
 SENTINEL: Final = "+sentinel"
 CLUSTER: Final = "+cluster"
 SCHEMES: Final = (
@@ -40,7 +40,7 @@ class RedisUrl(NamedTuple):
     hosts: tuple[HostPort, ...] = ()  # Sentinels, or nodes of the cluster; () for one server
     master: str = ""  # what the Sentinels call it; "" where there are none
     volume: str = ""  # the name in front of all keys of a cluster; "" where there is none
-    sentinel_words: tuple[tuple[str, str], ...] = ()  # what Sentinels are told, to let us in
+    sentinel_words: tuple[tuple[str, str], ...] = ()  # options with which to log in to Sentinels
 
 
 def parse(url: str) -> RedisUrl:
@@ -82,7 +82,7 @@ def _plain(begin: str, host: HostPort, number: str, query: str) -> str:
 
 
 def _last_port(hosts: str) -> int:
-    """The port that stands for all hosts, behind the last one."""
+    """The port behind the last host, which is that of all hosts."""
     found = _HOST.fullmatch(hosts.rpartition(",")[2])
     return int(found[2]) if found and found[2] else SENTINEL_PORT
 

@@ -1,9 +1,9 @@
-"""What one TiKV transaction knows and changes: the pure half of `tikv/group_commit`.
+"""What one TiKV transaction reads and changes: the pure half of `tikv/group_commit`.
 
-A `Plan` says what must be read for a group of commits; an `Image` holds what was read, judges the
+A `Plan` says what must be read for a group of commits. An `Image` holds what was read, checks the
 commits one after the other as if each were alone, and says what is to be written and locked.
-Counters lie in parts (`tikv/escrow_counters`): what moves one reads its base and one part, and may
-find that it wants all of them, which a new judgement then has.
+Counters are in parts (`tikv/escrow_counters`): a commit that moves one reads its base and one part;
+if it then needs all parts, they are read and the commits are checked again.
 """
 
 from __future__ import annotations
@@ -12,31 +12,30 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from fsmeta.errors import LimitExceeded, StoreError
-from fsmeta.store.apply import add_decimal, add_to, apply_commit
-from fsmeta.store.contract import (
-    ADD,
-    APPEND,
-    BESIDE,
-    DELETE,
-    DELETE_ROW,
-    FENCE_FIELD,
-    MERGE,
-    PUT,
-    SHIFT,
-    Commit,
-    Key,
-    Write,
-    limit_field,
-)
+from fsmeta.store.apply import add_to, apply_commit
+from fsmeta.store.contract import FENCE_FIELD, Commit, Key
 from fsmeta.store.tikv.escrow_counters import Sides, bare, claim_of, moved, moved_exactly, total
 from fsmeta.store.tikv.keys import is_counter, is_sum, part_of
+from fsmeta.store.writes import (
+    BESIDE,
+    Add,
+    Append,
+    Delete,
+    DeleteRow,
+    Merge,
+    Put,
+    Shift,
+    Write,
+    add_decimal,
+    limit_field,
+)
 
 _UNLIMITED_ROW: Final = b"U"  # schema.USAGE: its limits are settings, which commits bring along
-_READ_FIRST: Final = (ADD, APPEND, MERGE, SHIFT)  # writes that need the value before
+_READ_FIRST: Final = Add | Append | Merge | Shift  # writes that need the value before
 
 
 class PartsWanted(Exception):
-    """Some counters have to be known with all their parts before the commits can be judged."""
+    """Some counters have to be read with all their parts before the commits can be checked."""
 
     def __init__(self, counters: Collection[Key]) -> None:
         super().__init__(counters)
@@ -44,7 +43,7 @@ class PartsWanted(Exception):
 
 
 class Plan:
-    """What a group of commits has to know before it can be judged."""
+    """What has to be read before a group of commits can be checked."""
 
     def __init__(
         self,
@@ -68,7 +67,10 @@ class Plan:
             self._note(commit)
         for row in self.empties:
             gone = sum(
-                1 for commit in commits for w in commit.writes if w[0] == DELETE and w[1] == row
+                1
+                for commit in commits
+                for w in commit.writes
+                if isinstance(w, Delete) and w.row == row
             )
             self.empties[row] = gone + 1
         self.empties = {row: n for row, n in self.empties.items() if row not in self.whole}
@@ -84,35 +86,35 @@ class Plan:
         for row in commit.empties:
             self.empties.setdefault(row, 1)
         for write in commit.writes:
-            if write[0] == DELETE_ROW:
-                self.whole.add(write[1])
-            elif is_sum(write[1]):
+            if isinstance(write, DeleteRow):
+                self.whole.add(write.row)
+            elif is_sum(write.row):
                 self._note_sum(write)
-            elif write[0] in _READ_FIRST:
-                self.keys.add((write[1], write[2]))
+            elif isinstance(write, _READ_FIRST):
+                self.keys.add((write.row, write.field))
                 self._note_limit(write)
 
     def _note_limit(self, write: Write) -> None:
         """What an addition is measured against, and what a SHIFT takes along."""
-        op, row, field = write[:3]
-        if op == SHIFT:
-            self.keys.add((row, write[3]))
-        if op == SHIFT or (op == ADD and write[4] == BESIDE):
+        row, field = write.row, write.field
+        if isinstance(write, Shift):
+            self.keys.add((row, write.source))
+        if isinstance(write, Shift) or (isinstance(write, Add) and write.limit == BESIDE):
             self.keys.add((row, limit_field(field)))
 
     def _note_sum(self, write: Write) -> None:
         """A write in a row whose counters lie in parts."""
-        op, row, field = write[:3]
-        if op in (ADD, SHIFT):
+        row, field = write.row, write.field
+        if isinstance(write, Add | Shift):
             self.keys |= {(row, field), (row, part_of(field, self.part))}
             if row != _UNLIMITED_ROW:
                 self.keys.add((row, limit_field(field)))
-            if op == SHIFT:
-                self.counters.add((row, write[3]))
+            if isinstance(write, Shift):
+                self.counters.add((row, write.source))
             if (row, field) in self.tight:
                 self.counters.add((row, field))
         elif is_counter(row, field):
-            assert op in (PUT, DELETE), f"a counter is no record: {write}"
+            assert isinstance(write, Put | Delete), f"a counter is no record: {write}"
             self.counters.add((row, field))
         else:  # a limit
             self.counters.add((row, field.removesuffix(BESIDE)))
@@ -130,7 +132,7 @@ class Image:
         self._exact: set[Key] = set()  # counters that had to be
         self._claimed: dict[Key, bytes] = {}  # counters that were looked at, and their claims
         self._changes: dict[Key, bytes | None] = {}  # by the commits that have passed
-        self._own: dict[Key, bytes | None] = {}  # by the one that is being judged
+        self._own: dict[Key, bytes | None] = {}  # by the one that is being checked
         self._first: Key | None = None
         self._checked: set[Key] = set()
 
@@ -152,7 +154,7 @@ class Image:
         self._parts[counter] = [name for name in stored if name != field]
 
     def fields(self, row: bytes) -> list[bytes]:
-        """What `learn_fields` was told."""
+        """What `learn_fields` was given."""
         return self._fields[row]
 
     # --- View ------------------------------------------------------------------------------------
@@ -229,7 +231,7 @@ class Image:
         stored = self._whole(counter)
         value = total(counter[1], stored)
         if value is None:
-            self._checked.add(counter)  # who makes it at this moment meets us at its base
+            self._checked.add(counter)  # a commit that makes it just now conflicts at its base
             return
         self._own.update(((row, name), None) for name in stored)
         self._own[counter] = value
@@ -285,10 +287,10 @@ class Image:
         return self._claimed.values()
 
     def contended(self) -> list[Key]:
-        """Counters known with all parts that others may be moving: they have room ahead."""
+        """Counters known with all parts that other clients may move: these have room ahead."""
         return [counter for counter, parts in self._parts.items() if parts]
 
-    # --- judging ---------------------------------------------------------------------------------
+    # --- checking --------------------------------------------------------------------------------
 
     def judge(self) -> list[StoreError | None]:
         """Apply the plan's commits in order; why each is refused, or None.
@@ -312,13 +314,14 @@ class Image:
             self._changes.update(own)
             held = {(row, field) for row, field, _ in commit.checks}
             self._checked |= held.difference(commit.glances)
-            self._checked.update((w[1], w[3]) for w in commit.writes if w[0] == SHIFT)
+            self._checked.update((w.row, w.source) for w in commit.writes if isinstance(w, Shift))
             self._note_fence(commit)
             self._note_first(commit)
         return None
 
     def _note_fence(self, commit: Commit) -> None:
-        """Meet whoever ends the session: at the worker's record, or, before there is one, at it."""
+        """Conflict with a commit that ends the session: at the worker's record, or, before there is
+        one, at the fence."""
         if commit.fence is None:
             return
         record = (commit.fence, commit.worker)
@@ -327,8 +330,8 @@ class Image:
 
     def _note_first(self, commit: Commit) -> None:
         if self._first is None:
-            merged = (w[1:3] for w in commit.writes if w[0] == MERGE)
-            put = (w[1:3] for w in commit.writes if w[0] == PUT)
+            merged = ((w.row, w.field) for w in commit.writes if isinstance(w, Merge))
+            put = ((w.row, w.field) for w in commit.writes if isinstance(w, Put))
             self._first = next(merged, None) or next(put, None)
 
     # --- what comes of it ------------------------------------------------------------------------

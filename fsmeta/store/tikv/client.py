@@ -1,9 +1,9 @@
 """The connection to TiKV: PyPI's `tikv-client` on an event loop in a thread of its own.
 
 Used by `tikv/engine` and `tikv/group_commit`, and the only place that knows that package. Its calls
-are awaited on the loop thread only, each with a timeout, for the package has none: without one, a
-placement driver that hands out no timestamps would be waited for without end. All its errors are
-plain exceptions; the one table that reads their texts is here.
+are awaited on the loop thread only, each with a timeout, since the package has none: it would wait
+without end for a placement driver that hands out no timestamps. All its errors are plain
+exceptions; the one table that reads their texts is here.
 
 The package starts threads that no fork survives: connect after daemonising.
 
@@ -60,8 +60,8 @@ class WriteConflict(StoreError):
     """Others have changed, since the transaction began, a key that it writes or locks."""
 
 
-class Locked(Unavailable):
-    """Somebody's transaction has held a key for longer than the package waits: he may be dead."""
+class KeyLocked(Unavailable):
+    """A transaction has held a key for longer than the package waits: its client may be dead."""
 
 
 class Dead(Unavailable):
@@ -83,8 +83,8 @@ class LongAnswer(StoreError):
 # what a text says, first match; everything else may be tried again
 _MEANINGS: Final[tuple[tuple[str, type[StoreError]], ...]] = (
     ("conflict: Some(WriteConflict", WriteConflict),
-    ("Failed to resolve lock", Locked),
-    ("locked: Some", Locked),
+    ("Failed to resolve lock", KeyLocked),
+    ("locked: Some", KeyLocked),
     ("TimestampRequest channel is closed", Dead),
     ("disk_full: Some", StoreFull),
     ("raft_entry_too_large: Some", TooLarge),
@@ -118,7 +118,7 @@ class TikvClient:
         self._closed = False  # guarded by _lock
         self._client: Any = None  # loop thread
         self._connecting = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()  # nobody waits for; loop thread
+        self._tasks: set[asyncio.Task[None]] = set()  # not awaited; loop thread
         self.round_trips = 0  # loop thread
         self._loop = asyncio.new_event_loop()
         self._thread = runtime.spawn("tikv", self._serve)
@@ -145,7 +145,7 @@ class TikvClient:
         while True:
             try:
                 return self.call(read())
-            except Locked:  # the package has paused for two seconds: that will do
+            except KeyLocked:  # the package has paused for two seconds: that will do
                 if self._runtime.monotonic() > give_up:
                     raise
             except Ambiguous as error:  # closed: nothing was changed
@@ -165,7 +165,7 @@ class TikvClient:
             raise Ambiguous("tikv: closed while it waited") from error
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begin something that nobody waits for; it ends with the connection at the latest."""
+        """Begin something that is not awaited; it ends with the connection at the latest."""
         with self._lock:
             if not self._closed:
                 self._loop.call_soon_threadsafe(lambda: self.later(work()))
@@ -332,8 +332,8 @@ class TikvClient:
         try:
             # writing, a timestamp, committing
             await self.ask(transaction.inner.commit, trips=3)
-        except (WriteConflict, Locked):  # met in the first phase
-            self.later(self.abandon(transaction))  # who tries again need not wait for that
+        except (WriteConflict, KeyLocked):  # met in the first phase
+            self.later(self.abandon(transaction))  # a retry need not wait for that
             raise
         except StoreError as error:
             if not await self._was_applied(transaction, error, is_applied):
@@ -352,7 +352,7 @@ class TikvClient:
     ) -> bool:
         """Find out what became of a commit that ended with `error`. Raises: Ambiguous.
 
-        Whoever reads meets its locks, and then what became of the first key, or nothing: in which
+        A read meets its locks, and then finds what became of the first key, or nothing: in that
         case there was no second phase, and all may be undone.
         """
         if is_applied is None or isinstance(error, NoAnswer):
@@ -367,13 +367,13 @@ class TikvClient:
             raise Ambiguous(f"{error}; and {again}") from error
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin something that nobody waits for. Loop thread only."""
+        """Begin something that is not awaited. Loop thread only."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def abandon(self, transaction: Transaction) -> None:
-        """Undo what an attempt may have left; what can't be undone now, others will in time."""
+        """Undo what an attempt may have left; other clients undo the rest in time."""
         try:
             await self._roll_back(transaction)
         except StoreError:

@@ -1,14 +1,15 @@
-"""Counters that somebody claims, because others move them so fast that he never finds the moment.
+"""Claims on counters: a transaction that needs a whole counter makes other clients pause.
 
-Whoever needs a counter with all its parts (who moves a directory, sets a limit, takes room back)
-meets everybody who spends of a part meanwhile, and an optimistic transaction that meets anybody
-begins anew. Spenders do not meet each other, so there is always one. After some attempts he claims
-the counter: the claim stands behind its base, which every spender reads anyway. Who finds a claim
-waits for some milliseconds and begins anew; the transaction for which it was laid lifts it.
+A transaction that needs a counter with all its parts (to move a directory, set a limit, take room
+back) conflicts with each transaction that spends of a part meanwhile, and begins anew. Spenders do
+not conflict with each other, so there is always one. After some attempts the transaction claims the
+counter: the claim is written behind the base, which every spender reads anyway. A spender that
+finds a claim waits for some milliseconds and begins anew; the transaction that laid the claim lifts
+it.
 
-A claim is a request. Nothing that must be true depends on it: who has not seen it commits or
-conflicts as ever, and who dies leaves it to be disregarded CLAIM_S after somebody has first seen
-it, and lifted by him. Who disregards one measures by his own clock alone.
+A claim is a request. Correctness does not depend on it: a client that has not seen it commits or
+conflicts as ever. If the claiming client dies, another client disregards and lifts the claim
+CLAIM_S after it has first seen it, by its own clock alone.
 
 Used by `tikv/group_commit`. Threading: loop thread only.
 """
@@ -29,13 +30,13 @@ from fsmeta.store.tikv.keys import KeySpace
 
 log = logging.getLogger(__name__)
 
-CLAIM_S: Final = 1.0  # who has claimed needs a few tries of some 20 ms, more on a busy machine
+CLAIM_S: Final = 1.0  # after a claim a few tries of some 20 ms follow, more on a busy machine
 PATIENCE: Final = 2  # tries before the first claim, and between claims, for one may get lost
 SEEN_MAX: Final = 1024  # claims remembered; of one that is forgotten the time begins anew
 
 
 class Claimed(StoreError):
-    """Somebody waits for the others to pause."""
+    """Another transaction has claimed the counter: pause."""
 
 
 class Claim:
@@ -43,7 +44,7 @@ class Claim:
 
     def __init__(self) -> None:
         self.name = b""  # before it is laid
-        self.wanted: Collection[Key] = ()  # what others move while it is needed whole
+        self.wanted: Collection[Key] = ()  # what other clients move while it is needed whole
         self.laid: set[Key] = set()
 
 
@@ -54,7 +55,7 @@ class CounterClaims:
         self._link = link
         self._space = space
         self._runtime = runtime
-        self._seen: OrderedDict[bytes, float] = OrderedDict()  # claims of others, and since when
+        self._seen: OrderedDict[bytes, float] = OrderedDict()  # foreign claims, and since when
 
     def must_wait(self, found: Collection[bytes], own: Claim) -> bool:
         """Whether one of the claims that were found is another's and not too old."""
@@ -81,7 +82,7 @@ class CounterClaims:
             log.debug("tikv: could not claim: %s", error)
 
     async def lift(self, claim: Claim) -> None:
-        """Lift what the claim's transaction has not; others disregard what remains."""
+        """Lift what the claim's transaction has not; other clients disregard what remains."""
         try:
             await self._change(claim.laid, claim, lay=False)
         except StoreError as error:
@@ -104,7 +105,7 @@ class CounterClaims:
 
 
 def _laid(bases: Mapping[bytes, bytes], name: bytes) -> dict[bytes, bytes | None]:
-    """Bases with the claim; what has no base is moved by nobody."""
+    """Bases with the claim; a counter without a base is moved by no client."""
     if any(claim_of(base) not in (b"", name) for base in bases.values()):
         return {}
     return {place: with_claim(base, name) for place, base in bases.items() if not claim_of(base)}

@@ -1,11 +1,11 @@
 """The TiKV engine: a field is a key, a commit an optimistic transaction, a read a snapshot.
 
 Works on a cluster that other programs use, too: everything is under the prefix that the URL names.
-TiKV tells nobody of changes, so callers fall back on short timeouts, as on SQLite.
+TiKV does not report changes, so callers fall back on short timeouts, as on SQLite.
 
-What the contract leaves to the verbs: no key stands for "this row is empty" or "this row and all
-that comes into it is deleted". Whoever makes names in a directory checks a record of its inode, and
-whoever removes the directory deletes that record, so the two meet there.
+What the contract leaves to the verbs: no key says "this row is empty" or "this row and all that
+comes into it is deleted". A verb that makes names in a directory checks a record of its inode, and
+a verb that removes the directory deletes that record, so the two conflict there.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class TikvStore:
     async def _read_rows(
         self, rows: Sequence[bytes], most: int | None = None
     ) -> dict[bytes, dict[bytes, bytes]]:
-        """One walk from the first row to the last, skipping what lies between where it is much,
-        and what is behind the first fields of a row that has more than `most`.
+        """One walk from the first row to the last. It skips what is between them where that is
+        much, and what is behind the first fields of a row that has more than `most`.
         """
         snapshot = await self._link.snapshot()
         found: dict[bytes, dict[bytes, bytes]] = {row: {} for row in rows}
@@ -251,12 +251,12 @@ class TikvStore:
         """TiKV answers when most replicas have a commit on disk."""
 
     def watch(self, listener: Listener) -> None:
-        """TiKV tells nobody; callers fall back on short timeouts."""
+        """TiKV sends no invalidations; callers fall back on short timeouts."""
 
-    def hear(self) -> None:
-        """There are no news."""
+    def poll_invalidations(self) -> None:
+        """There are no invalidations."""
 
-    def vouches(self) -> bool:
+    def has_leases(self) -> bool:
         return False
 
     def now_ns(self) -> int:

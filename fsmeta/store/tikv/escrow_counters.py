@@ -1,26 +1,26 @@
 """Counters that many clients move and none may move past a limit: their parts, and what these mean.
 
 A counter is the sum of its base, `<field>`, and of its parts, `<field> 00 <part>`. A part is room
-that was taken ahead, below zero: whoever takes room adds it to the base and subtracts it from his
-part, in one transaction. So the base is never less than the counter (what is used and what is taken
-ahead), and while it is within the limit, so is whatever is spent of the parts:
+that was taken ahead, below zero: a client that takes room adds it to the base and subtracts it from
+its part, in one transaction. So the base is never less than the counter (what is used and what is
+taken ahead), and while it is within the limit, so is all that is spent of the parts:
 
-- who has room in his part moves that part alone, and meets nobody;
-- who has none takes more, as long as the base stays within the limit: a share of what is left, so
-  the less there is, the less is taken ahead, down to the very number that is wanted;
+- a client with room in its part moves that part alone, and conflicts with no client;
+- a client without room takes more, as long as the base stays within the limit: a share of what is
+  left, so the less there is, the less is taken ahead, down to exactly what is wanted;
 - where not even that is left in the base, all parts are read, which gives the exact value; they are
-  deleted, which takes back what others have ahead, and the base becomes that value.
+  deleted, which takes back what other clients have ahead, and the base becomes that value.
 
-Nobody owns a part and nothing is remembered of one: a commit reads and writes it in its own
+No client owns a part and nothing is cached of one: a commit reads and writes it in its own
 transaction, checked and fenced like all else. What a dead client has ahead is taken back like that
-of any other. To make or delete a part is to write the base (or to lock it), so whoever has read all
-parts, and the base, meets every change.
+of any other. To make or delete a part is to write the base (or to lock it), so a transaction that
+has read all parts, and the base, conflicts with every change.
 
-A new limit takes all parts back, so that commits under way meet it.
+A new limit takes all parts back, so that commits under way conflict with it.
 
-Behind a base may stand a claim, `<base> SP <name>` (`tikv/counter_claims`): somebody needs the
-counter with all its parts, and those who have not begun let him go first. It is no part of the
-value.
+Behind a base there may be a claim, `<base> SP <name>` (`tikv/counter_claims`): a transaction needs
+the counter with all its parts, and transactions that have not begun let it go first. It is no part
+of the value.
 
 Used by `tikv/batch`, `tikv/group_commit` and `tikv/engine`; reasons are in docs/design/tikv.
 Threading: `load` on the loop thread; the rest is pure.
@@ -47,7 +47,7 @@ _CLAIMED: Final = re.compile(rb"(-?[0-9]+) ([0-9a-f]{%d})" % (2 * CLAIM_BYTES))
 
 
 class Sides(NamedTuple):
-    """A base, and the part of whoever moves the counter; None: there is no such part."""
+    """A base, and the part of the client that moves the counter; None: there is no such part."""
 
     base: int
     own: int | None
@@ -168,7 +168,7 @@ async def _load_one(
 async def _walk(
     link: TikvClient, space: KeySpace, reader: Snapshot, row: bytes, fields: list[bytes]
 ) -> dict[Key, dict[bytes, bytes]]:
-    """The counters `fields` of one row, which are sorted, skipping what lies between pages."""
+    """The counters `fields` of one row, which are sorted, skipping what is between pages."""
     found: dict[Key, dict[bytes, bytes]] = {(row, field): {} for field in fields}
     begin, end = space.begin(row), space.key(row, fields[-1]) + b"\1"
     at, cursor = 0, space.key(row, fields[0])

@@ -1,13 +1,14 @@
-"""Old values of a TiKV cluster: who has them dropped, when, and which stay.
+"""Old values of a TiKV cluster: which component drops them, when, and which stay.
 
-TiKV keeps every value that a key has had, until somebody says from which moment on they are wanted.
-TiDB does, where there is one; on a cluster without it nobody would. So the client that leads asks
-now and then, unless there are TiDB's own tables: then it is TiDB's to say. What is dropped is older
-than KEEP_S, which is longer than any transaction lives; a dump reads one moment for as long as it
-takes, and ends with an error before that moment is given up.
+TiKV keeps every value that a key has had, until a client sets the moment from which on values are
+kept. TiDB sets it where there is one; on a cluster without TiDB nothing would. So the leader sets
+it now and then, unless there are TiDB's own tables: then that is left to TiDB. What is dropped is
+older than KEEP_S, which is longer than any transaction lives; a dump reads one moment for as long
+as it takes, and ends with an error before that moment is given up.
 
-The mark is the whole cluster's, and does not go back: of two who set it the later moment holds. The
-package can't see what others reserve in PD (service safe points), so such a cluster wants it `off`.
+The mark is the whole cluster's, and does not go back: of two settings the later moment holds. The
+package can't see what other programs reserve in PD (service safe points), so on such a cluster it
+should be `off`.
 
 Used by `tikv/engine`. Threading: the event loop's thread.
 """

@@ -5,8 +5,8 @@
 All keys of a volume begin with its space, so volumes share a cluster. The length keeps each row in
 one piece whatever its name, and rows of one length in order. `docs/FORMAT.md` says the same.
 
-Counters that everybody adds to (in rows of SUMS) lie in parts: behind `<field>` come `<field> 00
-<part>`, decimal like it, and the value is the sum of all. `tikv/escrow_counters` says what stands
+Counters that all clients add to (in rows of SUMS) are in parts: behind `<field>` come `<field> 00
+<part>`, decimal like it, and the value is the sum of all. `tikv/escrow_counters` says what is
 where.
 """
 
@@ -15,7 +15,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from fsmeta.store.contract import BESIDE, SUMS
+from fsmeta.store.contract import SUMS
+from fsmeta.store.writes import BESIDE
 
 PARTS: Final = 64  # of one counter: so many clients, or threads of some, add without meeting
 _LENGTH: Final = struct.Struct(">H")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
-from tests.sim.cluster import Node
+from tests.sim.world.cluster import Node
 
 
 class Load(Protocol):

@@ -12,10 +12,10 @@ import struct
 from collections import Counter
 
 from fsmeta.errors import StoreError
-from tests.data.world import pattern
-from tests.sim.cluster import BLOCK, Node
+from tests.fsdata.world import pattern
 from tests.sim.loads import Load
-from tests.sim.posix import Posix
+from tests.sim.world.cluster import BLOCK, Node
+from tests.sim.world.posix import Posix
 
 FILES = 2
 SIZES = (0, 1, 700, 5000, BLOCK + 1)

@@ -13,13 +13,14 @@ from math import inf
 from typing import Final
 
 from fsclient.kernel.cache_leases import SHORT_S
-from fsclient.kernel.contract import FileSystem, Notifier
+from fsclient.kernel.contract import Notifier
+from fsclient.vfs.vfs import VFS
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.types import ROOT_CALLER, Attr, Ino, SetAttr
-from tests.sim.cluster import Node, Promise
 from tests.sim.loads import Load
-from tests.sim.posix import Posix
+from tests.sim.world.cluster import Node, Promise
+from tests.sim.world.posix import Posix
 
 DIRECTORY: Final = b"/believed"
 FILES: Final = 4
@@ -43,7 +44,7 @@ class Kernel:
     As in Linux, an answer to what was asked before a notification is not believed after it.
     """
 
-    def __init__(self, fs: FileSystem, runtime: Runtime) -> None:
+    def __init__(self, fs: VFS, runtime: Runtime) -> None:
         self._fs = fs
         self._runtime = runtime
         self._held: dict[Ino, _Held] = {}
@@ -56,7 +57,8 @@ class Kernel:
             return held.attr
         version = self._version[ino]
         if held is not None and held.lookups % 2:  # now this, now that
-            attr, ttl = self._fs.getattr(ROOT_CALLER, ino, None)
+            quick = self._fs.fast_lane.stat(ino)
+            attr, ttl = quick or self._fs.getattr(ROOT_CALLER, ino, None)
         else:
             found, _, ttl = self._fs.lookup(ROOT_CALLER, parent, name)
             assert found is not None

@@ -16,9 +16,9 @@ from fsclient.kernel.contract import FileLock
 from fsmeta.errors import StoreError
 from fsmeta.runtime import Runtime
 from fsmeta.schema.locks import LOCK_END
-from tests.sim.cluster import Node
 from tests.sim.loads import Load
-from tests.sim.posix import File, Posix, finish
+from tests.sim.world.cluster import Node
+from tests.sim.world.posix import File, Posix, finish
 
 FILES: Final = {b"/flock": True, b"/fcntl": False}
 WIDTH: Final = 8
@@ -115,7 +115,7 @@ class Counters:
         vfs = node.client.vfs
         wait = dice.random() < 0.8
         try:
-            if vfs.setlk(file.fh, self._owner(file), lock, flock, request, wait):
+            if vfs.locks.setlk(file.fh, self._owner(file), lock, flock, request, wait):
                 return True
         except OSError as error:
             if error.errno == errno.EAGAIN:
@@ -124,7 +124,7 @@ class Counters:
             raise
         code = replies.wait(request, None if dice.random() < 0.9 else dice.random())
         if code is None:
-            vfs.cancel(request)
+            vfs.locks.cancel(request)
             code = replies.wait(request, None)
         if code == errno.EINTR:
             return False
@@ -136,7 +136,7 @@ class Counters:
     def _unlock(self, node: Node, file: File, flock: bool) -> None:
         lock = FileLock(False, 0, LOCK_END, 0)
         vfs = node.client.vfs
-        finish(vfs, vfs.unlock(file.fh, self._owner(file), lock, flock))
+        finish(vfs, vfs.locks.unlock(file.fh, self._owner(file), lock, flock))
 
     def check(self, node: Node) -> None:
         posix = Posix(node.client.vfs)

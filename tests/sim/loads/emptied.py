@@ -15,10 +15,10 @@ from math import inf
 
 from fsmeta.errors import ObjectMissing, StoreError
 from fsmeta.types import Ino
-from tests.data.world import pattern
-from tests.sim.cluster import BLOCK, Node
+from tests.fsdata.world import pattern
 from tests.sim.loads import Load
-from tests.sim.posix import File, Posix
+from tests.sim.world.cluster import BLOCK, Node
+from tests.sim.world.posix import File, Posix
 
 FILES = 4
 SIZES = (64, 700, BLOCK + 1)

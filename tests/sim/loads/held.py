@@ -12,10 +12,10 @@ import os
 import random
 
 from fsmeta.errors import ObjectMissing, StoreError
-from tests.data.world import pattern
-from tests.sim.cluster import BLOCK, Node
+from tests.fsdata.world import pattern
 from tests.sim.loads import Load
-from tests.sim.posix import File, Posix
+from tests.sim.world.cluster import BLOCK, Node
+from tests.sim.world.posix import File, Posix
 
 NAMES = (b"/held/a", b"/held/b", b"/held/c")
 SIZES = (0, 10, 3000, BLOCK, 2 * BLOCK + 5)

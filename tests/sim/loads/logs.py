@@ -10,10 +10,10 @@ import os
 import random
 
 from fsmeta.errors import StoreError
-from tests.data.world import pattern
-from tests.sim.cluster import BLOCK, Node, Promise
+from tests.fsdata.world import pattern
 from tests.sim.loads import Load
-from tests.sim.posix import File, Posix
+from tests.sim.world.cluster import BLOCK, Node, Promise
+from tests.sim.world.posix import File, Posix
 
 SIZES = (1, 700, 5000, BLOCK - 3, BLOCK, 2 * BLOCK + 1)
 PATTERN = pattern(1 << 20, 7)

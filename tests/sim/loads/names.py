@@ -13,9 +13,9 @@ import random
 from collections.abc import Callable
 
 from fsmeta.errors import StoreError
-from tests.sim.cluster import Node
 from tests.sim.loads import Load
-from tests.sim.posix import Posix
+from tests.sim.world.cluster import Node
+from tests.sim.world.posix import Posix
 
 TOKENS = 3
 RACES = 12

@@ -13,9 +13,9 @@ import struct
 
 from fsmeta.errors import ObjectMissing, StoreError
 from fsmeta.types import CHUNK_BYTES, Ino
-from tests.sim.cluster import BLOCK, Node, Promise
 from tests.sim.loads import Load
-from tests.sim.posix import File, Posix
+from tests.sim.world.cluster import BLOCK, Node, Promise
+from tests.sim.world.posix import File, Posix
 
 _CELL = struct.Struct(">HHI")  # file, record, version
 ZERO = bytes(_CELL.size)

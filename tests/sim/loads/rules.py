@@ -14,9 +14,9 @@ import random
 from fsmeta.errors import StoreError
 from fsmeta.schema.acl import ACCESS_XATTR, DEFAULT_XATTR, Acl, Named, pack_xattr
 from fsmeta.types import FLAG_IMMUTABLE, ROOT_CALLER
-from tests.sim.cluster import Node
 from tests.sim.loads import Load
-from tests.sim.posix import Posix
+from tests.sim.world.cluster import Node
+from tests.sim.world.posix import Posix
 
 FILE, HEIR = b"/rules/fixed", b"/rules/heir"
 DEFAULTS = [Acl(7, 5, 7, 0, (Named(False, 60000 + n, 4),)) for n in range(3)]
@@ -59,7 +59,7 @@ class Rules:
 
     def _set_flags(self, posix: Posix, flags: int) -> None:
         self._flags.append(flags)
-        posix.fs.setflags(ROOT_CALLER, posix.stat(FILE).ino, flags)
+        posix.fs.xattrs.setflags(ROOT_CALLER, posix.stat(FILE).ino, flags)
         self._sure = len(self._flags) - 1
 
     def _set_default(self, posix: Posix, index: int) -> None:
@@ -70,7 +70,7 @@ class Rules:
     @staticmethod
     def _put_default(posix: Posix, index: int) -> None:
         value = pack_xattr(DEFAULTS[index])
-        posix.fs.setxattr(ROOT_CALLER, posix.stat(HEIR).ino, DEFAULT_XATTR, value, 0)
+        posix.fs.xattrs.setxattr(ROOT_CALLER, posix.stat(HEIR).ino, DEFAULT_XATTR, value, 0)
 
     def _change(self, posix: Posix) -> None:
         """Link the file: nothing but its flags can be against that."""
@@ -91,15 +91,15 @@ class Rules:
         posix.mkdir(path)
         possible = self._defaults[before:]
         ino = posix.stat(path).ino
-        seen = posix.fs.getxattr(ROOT_CALLER, ino, DEFAULT_XATTR)
+        seen = posix.fs.xattrs.getxattr(ROOT_CALLER, ino, DEFAULT_XATTR)
         assert seen in [pack_xattr(DEFAULTS[index]) for index in possible], possible
-        assert len(posix.fs.getxattr(ROOT_CALLER, ino, ACCESS_XATTR)) == len(seen)
+        assert len(posix.fs.xattrs.getxattr(ROOT_CALLER, ino, ACCESS_XATTR)) == len(seen)
 
     def check(self, node: Node) -> None:
         posix = Posix(node.client.vfs)
-        flags = posix.fs.getflags(ROOT_CALLER, posix.stat(FILE).ino)
+        flags = posix.fs.xattrs.getflags(ROOT_CALLER, posix.stat(FILE).ino)
         assert flags in self._flags[self._sure :]
-        seen = posix.fs.getxattr(ROOT_CALLER, posix.stat(HEIR).ino, DEFAULT_XATTR)
+        seen = posix.fs.xattrs.getxattr(ROOT_CALLER, posix.stat(HEIR).ino, DEFAULT_XATTR)
         assert seen in [pack_xattr(DEFAULTS[n]) for n in self._defaults[self._default_sure :]]
 
 

@@ -1,4 +1,4 @@
-"""P4, T2: actors copy ranges between files of their own and from one that all know.
+"""P4, T2: actors copy ranges between files of their own and from one that all know, and reserve.
 
 Each knows what its files hold; after an error whose outcome is open it begins that file anew. That
 every slice goes when its last user does, and not before, is judged with the cluster.
@@ -10,10 +10,11 @@ import os
 import random
 
 from fsmeta.errors import StoreError
-from tests.data.world import pattern
-from tests.sim.cluster import BLOCK, Node
+from fsmeta.ops.data.ranges import KEEP_SIZE, ZERO_RANGE
+from tests.fsdata.world import pattern
 from tests.sim.loads import Load
-from tests.sim.posix import File, Posix
+from tests.sim.world.cluster import BLOCK, Node
+from tests.sim.world.posix import File, Posix
 
 OWN = 3  # files of an actor
 SPAN = 3 * BLOCK
@@ -90,7 +91,7 @@ class Shares:
         path: bytes,
         source: bytes,
     ) -> None:
-        what = dice.randrange(6)
+        what = dice.randrange(7)
         begin, at, length = (dice.randrange(SPAN) for _ in range(3))
         if what < 3:
             content = BASE if source == BASE_PATH else self._held.get(source)
@@ -111,6 +112,13 @@ class Shares:
             file.punch(at, length + 1)
             hidden = len(held[at : at + length + 1])
             held[at : at + length + 1] = bytes(hidden)
+        elif what == 5:
+            mode = dice.choice((0, KEEP_SIZE, ZERO_RANGE, ZERO_RANGE | KEEP_SIZE))
+            file.reserve(mode, at, length + 1)
+            if mode & ZERO_RANGE:
+                held[at : at + length + 1] = bytes(len(held[at : at + length + 1]))
+            if not mode & KEEP_SIZE:
+                held.extend(bytes(max(0, at + length + 1 - len(held))))
         else:
             file.truncate(at)
             del held[at:]

@@ -11,9 +11,9 @@ import os
 import random
 
 from fsmeta.errors import StoreError
-from tests.sim.cluster import Node
 from tests.sim.loads import Load
-from tests.sim.posix import Posix
+from tests.sim.world.cluster import Node
+from tests.sim.world.posix import Posix
 
 FILES = 12  # of an actor
 SIZES = (40, 300, 900, 2500, 6000)

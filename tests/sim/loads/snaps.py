@@ -14,11 +14,11 @@ from fsmeta.admin import snapshots
 from fsmeta.admin.clones import CloneBuilder
 from fsmeta.admin.snapshots import Taker
 from fsmeta.errors import StoreError
-from fsmeta.schema.snapshot_inos import shelf_of
+from fsmeta.schema.snapshot_inos import snapshot_dir_of
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
-from tests.sim.cluster import Node
 from tests.sim.loads import Load
-from tests.sim.posix import Posix
+from tests.sim.world.cluster import Node
+from tests.sim.world.posix import Posix
 
 TOP, FIRST, SECOND = b"/top", b"/top/a", b"/top/b"
 PAUSE_S = 2.0  # so that some of the snapshots are of one moment
@@ -81,7 +81,7 @@ class Snaps:
         self._kept[made.root] = shown
         if dice.random() < 0.3:
             self._kept.pop(made.root)
-            snapshots.remove(meta, ROOT_CALLER, shelf_of(self._top), name)
+            snapshots.remove(meta, ROOT_CALLER, snapshot_dir_of(self._top), name)
 
     def _shown(self, node: Node, root: Ino) -> tuple[frozenset[bytes], frozenset[bytes]]:
         meta = node.client.meta
@@ -107,7 +107,7 @@ class Snaps:
         for each in snapshots.listing(meta):
             if each.root in self._kept:
                 assert self._shown(node, each.root) == self._kept.pop(each.root), each
-            snapshots.remove(meta, ROOT_CALLER, shelf_of(self._top), each.name)
+            snapshots.remove(meta, ROOT_CALLER, snapshot_dir_of(self._top), each.name)
         assert not self._kept, "snapshots that were answered are gone"
 
 

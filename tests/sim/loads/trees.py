@@ -17,8 +17,8 @@ from tests.model.fsdriver import FsDriver
 from tests.model.model import ModelFS
 from tests.model.ops import ROOT, Op, Result
 from tests.model.tree import Sysctls
-from tests.sim.cluster import BLOCK, Node
 from tests.sim.loads import Load
+from tests.sim.world.cluster import BLOCK, Node
 
 SLOTS = 2
 NAMES = (b"a", b"b", b"c")

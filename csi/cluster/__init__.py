@@ -1,0 +1,1 @@
+"""The Kubernetes cluster that the driver runs in: its API, and pods that clients run in."""

@@ -1,0 +1,1 @@
+"""Attached files of a mount: when they get bytes of their own."""

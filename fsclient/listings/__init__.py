@@ -1,0 +1,1 @@
+"""Listings of directories: pages of names, their cookies, and what a mount keeps of them."""

@@ -1,0 +1,1 @@
+"""Ids of inodes and slices: batches of them from the store, and slices on their way."""

@@ -1,0 +1,44 @@
+"""Takeover of a session: a process goes on with the session of one that has died.
+
+The session stays, with its locks and what it holds open. Commits that the dead process has sent may
+still be on their way. So the record of each worker moves to a sequence that is above all of theirs:
+a commit that arrives later counts as a repeat and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fsmeta.errors import Fenced
+from fsmeta.ops.sessions.session import put_session
+from fsmeta.schema import keys as schema
+from fsmeta.schema.sessions import SessionRecord, unpack_session
+from fsmeta.store.contract import FENCE_FIELD
+from fsmeta.txn.txn import Txn
+from fsmeta.types import SessionId
+
+_WORKER: Final = schema.worker_field(0)[:1]  # how fields of workers begin
+
+
+def take_over(
+    txn: Txn, sid: SessionId, info: dict[str, Any], at_ns: int, sealed: int
+) -> tuple[SessionRecord, dict[bytes, int]]:
+    """The session's record, and the last sequence that each worker of the dead process committed.
+
+    `sealed` is above all sequences of that process. Raises: Fenced.
+    """
+    row = schema.session_row(sid)
+    fields = txn.get_row(row)
+    shown = txn.get(schema.SESSIONS, schema.pack_u64(sid))
+    if FENCE_FIELD not in fields or shown is None:
+        raise Fenced(f"session {sid} has ended")
+    workers: dict[bytes, int] = {}
+    for field, value in fields.items():
+        if field[:1] == _WORKER:
+            txn.expect(row, field, value)
+            txn.put(row, field, schema.pack_u64(sealed))
+            workers[field] = schema.id_of(value)
+    last = unpack_session(schema.pack_u64(sid), shown)
+    record = last._replace(beat=last.beat + 1, info=info, at_ns=at_ns)
+    put_session(txn, record)
+    return record, workers

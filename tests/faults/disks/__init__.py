@@ -1,0 +1,1 @@
+"""Faults of cache, staging and store disks."""

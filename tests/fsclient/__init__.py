@@ -1,0 +1,1 @@
+"""The client, by the folders of `fsclient`."""

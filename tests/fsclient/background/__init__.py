@@ -1,0 +1,1 @@
+"""`fsclient/background`."""

@@ -1,0 +1,1 @@
+"""`fsdata/disk_cache`."""

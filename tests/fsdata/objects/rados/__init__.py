@@ -1,0 +1,1 @@
+"""`fsdata/objects/rados`."""

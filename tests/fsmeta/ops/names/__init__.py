@@ -1,0 +1,1 @@
+"""`fsmeta/ops/names`."""

@@ -1,0 +1,1 @@
+"""Libraries of data science on `slicefs://` URLs."""

@@ -1,0 +1,1 @@
+"""What two mounts of a volume see of each other."""

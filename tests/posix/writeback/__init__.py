@@ -1,0 +1,1 @@
+"""POSIX on mounts with `--writeback`."""

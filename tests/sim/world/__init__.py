@@ -1,0 +1,1 @@
+"""The simulated world: scheduler, disks, stores, faults, clients."""

@@ -1,0 +1,126 @@
+"""`slicefs ckpt pipeline`, logs beside a moved run, and ids that W&B knows."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fsmeta.errors import ConfigError
+from slicefs.lifecycle.pipeline import parse_plan
+from slicefs.lifecycle.run_map import wandb_resolver
+from tests.slicefs.checkpoint.test_lifecycle import DCP, ckpt, listing, write
+
+PLAN = """
+target = "{base}/target"
+runs = [{runs}]
+unshard = "latest"
+delete_source = true
+state = "{base}/state.json"
+
+[names]
+"{base}/runs/a" = "entity/project/ipzq9ab9"
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Two runs with a DCP step, and one without any."""
+    for name in ("a", "b"):
+        write(tmp_path / "runs" / name / "config.yaml", name.encode())
+        write(tmp_path / "runs" / name / "wandb/run-20260101_000000-ipzq9ab9/log", b"l")
+        with zipfile.ZipFile(DCP) as archive:
+            archive.extractall(tmp_path / "runs" / name / "step20")
+    write(tmp_path / "runs/empty/config.yaml")
+    (tmp_path / "runs/empty/wandb").mkdir()
+    return tmp_path
+
+
+def plan(base: Path, *names: str) -> Path:
+    runs = ", ".join(f'"{base}/runs/{name}"' for name in names)
+    path = base / "plan.toml"
+    path.write_text(PLAN.format(base=base, runs=runs))
+    return path
+
+
+def test_a_pipeline_is_run_again_where_it_was_interrupted(base: Path) -> None:
+    before = listing(base / "runs")
+    code, out, _ = ckpt("pipeline", "--dry-run", plan(base, "a", "b", "empty"))
+    assert code == 0
+    assert listing(base / "runs") == before
+    assert "empty: would be removed" in out
+    assert "a → entity/project/ipzq9ab9" in out
+    write(base / "target/b/config.yaml", b"B")  # of the same size: an upload that went wrong
+    metadata = base / "runs/b/step20/.metadata"
+    whole = metadata.read_bytes()
+    metadata.write_bytes(whole[:100])
+    code, out, err = ckpt("pipeline", plan(base, "a", "b", "empty"))
+    assert code == 1
+    assert "/runs/b: " in err
+    assert listing(base / "runs") == [each for each in before if each.startswith("b/")]
+    metadata.write_bytes(whole)
+    code, out, err = ckpt("pipeline", "-j1", plan(base, "a", "b", "empty"))
+    assert (code, err) == (0, "")
+    assert "runs/a: is done" in out
+    assert listing(base / "runs") == []
+    done = json.loads((base / "state.json").read_text())["done"]
+    assert sorted(Path(each).name for each in done) == ["a", "b", "empty"]
+    for name in ("b", "entity/project/ipzq9ab9"):
+        target = base / "target" / name
+        assert (target / "config.yaml").read_bytes() in (b"a", b"b")
+        assert (target / "step20/.metadata").read_bytes() == whole
+        assert (target / "step20-unsharded/model.safetensors").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("=", "is no TOML"),
+        ('target = "t"', "set `target` and `runs`"),
+        ('target = "t"\nruns = "r"', "is no list"),
+        ('target = "t"\nruns = ["r"]\ncolour = 1', "knows no 'colour'"),
+        ('target = "t"\nruns = ["r"]\nunshard = "some"', "use none, latest, all"),
+        ('target = "t"\nruns = ["r"]\nupload = false\ndelete_source = true', "delete_source"),
+        ('target = "t"\nruns = ["a/r", "b/r"]', "two runs would go to 'r'"),
+    ],
+)
+def test_a_wrong_plan_is_one_line(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        parse_plan(text, "plan.toml")
+    assert "\n" not in str(caught.value)
+
+
+def test_logs_go_with_a_run(base: Path) -> None:
+    for name in ("slurm-1.out", "slurm-2.out"):
+        write(base / "logs" / name, name.encode())
+    code, out, _ = ckpt("move", "--with-logs", base / "logs/*.out", base / "runs/a", base / "moved")
+    assert code == 0
+    assert "2 log files" in out
+    assert listing(base / "moved/logs") == ["slurm-1.out", "slurm-2.out"]
+    assert listing(base / "logs") == []
+
+
+def test_ids_that_the_tracker_knows(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Api:
+        def runs(self, place: str, filters: dict[str, Any]) -> list[Any]:
+            asked.append((place, filters))
+            return [SimpleNamespace(path=["entity", "project", "ipzq9ab9"])]
+
+    module = ModuleType("wandb")
+    module.__dict__["Api"] = Api
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    code, out, _ = ckpt("map", "--wandb", "entity/project", base / "runs/a", base / "runs/b")
+    assert code == 0
+    assert set(json.loads(out).values()) == {"entity/project/ipzq9ab9"}
+    assert len(asked) == 1
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        wandb_resolver("entity/project")
+    assert ckpt("map", base / "runs/a")[0] != 0

@@ -1,0 +1,1 @@
+"""Chores around checkpoints: layouts of shards."""

@@ -1,0 +1,217 @@
+"""DCP and the manager with real torch: one rank, several gloo ranks, damage, async saves."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from fsclient.cli.main import run
+from slicefs.checkpoint.safetensors import decode_header, header_length
+from slicefs.client.client import Client
+from slicefs.torch.checkpoint import Checkpoint, CheckpointManager, StorageReader, StorageWriter
+from tests.conftest import LogWatch
+from tests.posix.volumes import PATIENCE_S, new_volume
+from tests.slicefs.checkpoint.test_dedupe import stored_bytes
+from tests.support.redis_server import free_port
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
+
+
+def state(step: int) -> dict[str, Any]:
+    return {
+        "w": torch.arange(100_000, dtype=torch.float32) + step,
+        "t": torch.arange(600, dtype=torch.int64).reshape(20, 30).t(),
+        "b": torch.ones(3, dtype=torch.bfloat16) * step,
+        "step": step,
+    }
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    tensors = all(torch.equal(one[name], two[name]) for name in ("w", "t", "b"))
+    return tensors and one["step"] == two["step"]
+
+
+def run_ranks(tmp_path: Path, world: int, what: str) -> list[str]:
+    """What each rank has printed."""
+    store = tmp_path / f"store-{what}-{world}"
+    words = [sys.executable, "-W", "ignore", "-m", "tests.slicefs.torch.ranks"]
+    ranks = [
+        subprocess.Popen(
+            [*words, str(rank), str(world), str(store), what, f"file://{tmp_path}/run"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    printed = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(printed)
+    return printed
+
+
+def test_dcp_on_a_tree(tmp_path: Path, log_watch: LogWatch) -> None:
+    log_watch.expect("already exists")
+    url = f"file://{tmp_path}/a"
+    for step in (1, 2):  # the second replaces the first
+        dcp.save(state(step), storage_writer=StorageWriter(url), no_dist=True)
+    loaded = state(0)
+    dcp.load(loaded, storage_reader=StorageReader(url), no_dist=True)
+    assert same(loaded, state(2))
+    with pytest.raises(CheckpointException, match="already exists"):
+        dcp.save(state(3), storage_writer=StorageWriter(url, overwrite=False), no_dist=True)
+
+
+def test_the_metadata_is_replaced_in_one_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/a"
+    dcp.save(state(1), storage_writer=StorageWriter(url), no_dist=True)
+    seen: list[str] = []
+    unlink = os.unlink
+
+    def watched(path: Any) -> None:
+        seen.append(str(path))
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", watched)
+    dcp.save(state(2), storage_writer=StorageWriter(url), no_dist=True)
+    assert not [path for path in seen if path.endswith(".metadata")]
+
+
+def test_a_manager_saves_and_loads(tmp_path: Path) -> None:
+    manager = CheckpointManager(f"file://{tmp_path}", keep_last=2)
+    changing = state(4)
+    for step in (1, 2, 3):
+        manager.save(step, state(step))
+    future = manager.save(4, changing, async_=True)
+    assert future is not None
+    changing["w"].zero_()
+    manager.wait()
+    assert manager.steps() == [3, 4]
+    assert manager.last_durable == 4
+    loaded = state(0)
+    assert manager.load(loaded) == 4
+    assert same(loaded, state(4))
+
+
+def test_a_flipped_byte_is_an_error(tmp_path: Path, log_watch: LogWatch) -> None:
+    log_watch.expect("not what was saved")
+    manager = CheckpointManager(f"file://{tmp_path}")
+    manager.save(1, state(1))
+    [shard] = [
+        path for path in (tmp_path / "step1").glob("*.distcp") if path.stat().st_size > 10**5
+    ]
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(CheckpointException, match="not what was saved"):
+        manager.load(state(0))
+
+
+def test_a_failed_async_save_is_raised(tmp_path: Path) -> None:
+    manager = CheckpointManager(f"file://{tmp_path}")
+    manager.save(1, state(1))
+    future = manager.save(2, state(2), async_=True)
+    assert future is not None
+    manager.wait()
+    (tmp_path / "step3").mkdir()
+    with pytest.raises(FileExistsError):
+        manager.save(3, state(3), async_=True)
+    assert manager.steps() == [1, 2]
+
+
+def test_ranks_save_together_and_load_on_another_number(tmp_path: Path) -> None:
+    run_ranks(tmp_path, 2, "save")
+    run_ranks(tmp_path, 2, "fail")
+    run_ranks(tmp_path, 3, "load")
+    left = [name for name in os.listdir(tmp_path / "run") if name.startswith(".saving")]
+    assert not left
+
+
+def test_ranks_save_by_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    run_ranks(tmp_path, 2, "process")
+    run_ranks(tmp_path, 2, "load")
+
+
+def test_of_a_changed_model_the_change_is_uploaded(tmp_path: Path) -> None:
+    with (
+        new_volume(tmp_path / "vol", f"sqlite://{tmp_path}/meta.db") as volume,
+        Client(volume.meta, uid=0, gid=0, meta_timeout=PATIENCE_S),
+    ):
+        manager = CheckpointManager(f"{volume.meta}#run", keep_last=None)
+        model = {f"layer{number}": torch.randn(1 << 18) for number in range(100)}  # 1 MiB each
+        model["big"] = torch.randn(12 << 20)
+        manager.save(1, dict(model))
+        before = stored_bytes(tmp_path)
+        model["layer7"] = torch.randn(1 << 18)  # 1 % of the layers
+        manager.save(2, dict(model))
+        uploaded = (stored_bytes(tmp_path) - before) / before
+        assert uploaded <= 0.03, f"{100 * uploaded:.1f} % were uploaded"
+        for step in (1, 2):
+            loaded = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
+            manager.load(loaded, step)
+            same = {name: torch.equal(loaded[name], model[name]) for name in model}
+            assert [name for name in same if not same[name]] == (["layer7"] if step == 1 else [])
+        manager.close()
+
+
+def test_torch_save_streams(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(f"file://{tmp_path}")
+    with checkpoint.writer("deep/a.pt") as file:
+        torch.save(state(5), file)
+    with checkpoint.reader("deep/a.pt") as stream:
+        assert same(torch.load(stream, weights_only=True), state(5))
+    with pytest.raises(AttributeError), checkpoint.writer("deep/a.pt") as file:
+        torch.save({"bad": lambda: 1}, file)
+    assert os.listdir(tmp_path / "deep") == ["a.pt"]
+
+
+def test_torch_save_adds_little_memory(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys, torch\n"
+        "from slicefs.torch import Checkpoint\n"
+        "state = {'w': torch.ones(1 << 26)}\n"
+        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak()\n"
+        "with Checkpoint(sys.argv[1]).writer('a.pt') as file: torch.save(state, file)\n"
+        "print((peak() - before) // 1024)\n"
+    )
+    words = [sys.executable, "-W", "ignore", "-c", program, f"file://{tmp_path}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64, "MiB more for 256 MiB"
+
+
+def test_unshard_gives_what_torch_saved(tmp_path: Path) -> None:
+    manager = CheckpointManager(f"file://{tmp_path}/run")
+    saved = state(9)
+    manager.save(9, saved)
+    assert run(["ckpt", "unshard", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    data = (tmp_path / "out/step9-unsharded/model.safetensors").read_bytes()
+    found = decode_header(data[: header_length(data, "f")], len(data), "f")
+    for name in ("w", "t", "b"):
+        each = found[name]
+        tensor = torch.frombuffer(bytearray(data[each.begin : each.end]), dtype=saved[name].dtype)
+        assert torch.equal(tensor.reshape(each.spec.shape), saved[name])
+    assert torch.load(tmp_path / "out/step9-unsharded/other/step.pt") == 9
+
+
+def test_metadata_that_names_a_function_runs_nothing(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/a"
+    dcp.save(state(1), storage_writer=StorageWriter(url), no_dist=True)
+    (tmp_path / "a" / ".metadata").write_bytes(b"cos\nmkdir\n(S'%s/ran'\ntR." % bytes(tmp_path))
+    with pytest.raises(pickle.UnpicklingError, match=r"os\.mkdir|posix\.mkdir"):
+        StorageReader(url).read_metadata()
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,1 @@
+"""Servers, proxies and waits that all suites use."""
