@@ -25,7 +25,7 @@ COMMIT = "fsmeta.store.sqlite:SqliteStore.commit"
 # {meta} is an encrypted volume whose directory `gone` is in the trash; it has quotas and a backup.
 # The signal comes at the call of that number to what is named.
 ON_VOLUMES = [
-    ("restore", "{meta} --path /gone --put-back", COMMIT, 3),
+    ("restore", "{meta} --path /gone --put-back --threads 1", COMMIT, 3),
     ("quota check", "{meta}", "fsmeta.store.sqlite:SqliteStore.scan_rows", 1),
     ("quota check", "{meta} --repair", COMMIT, 2),
     ("restore-meta", "sqlite://{base}/new.db testvol --bucket {base}/bucket", COMMIT, 2),

@@ -25,7 +25,7 @@ from tests.fsclient.cli.trees import snapshot
 
 # A program that stops in the middle: `{place}` is what it calls there, on its call number `{turn}`.
 IN_THE_MIDDLE = """
-import os, signal, sys
+import os, signal, sys, time
 from fsclient.cli.options import options
 options.META_WAIT_S = 0.5
 from fsclient.cli import main
@@ -44,7 +44,7 @@ def stop(*args, **words):
 setattr(owner, name, stop)
 sys.exit(main.run(sys.argv[1:]))
 """
-CTRL_C = "os.kill(os.getpid(), signal.SIGINT)"
+CTRL_C = "os.kill(os.getpid(), signal.SIGINT); time.sleep(3)"  # the main thread's turn
 WAIT = "print('here', flush=True); sys.stdin.readline()"
 LONG = ("fsck", "gc", "scrub", "dump")  # that read the metadata page by page
 

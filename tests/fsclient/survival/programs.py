@@ -167,7 +167,7 @@ def git(directory: Path, chance: random.Random, stop: Path) -> int:
 
     run("init", "-q", ".")
     count = 0
-    while not stop.exists():
+    while not count or not stop.exists():
         for _ in range(5):
             (directory / f"f{chance.randrange(30)}").write_text(str(chance.random()))
         run("add", "-A")
