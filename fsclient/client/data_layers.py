@@ -26,7 +26,7 @@ from fsdata.attached.objects import AttachedCaches, attached_caches
 from fsdata.blocks.blocks import BlockStore
 from fsdata.blocks.layout import BlockLayout
 from fsdata.blocks.promote import WholeBlocks
-from fsdata.disk_cache.file_io import CacheFiles
+from fsdata.disk_cache.directory.file_io import CacheFiles
 from fsdata.disk_cache.whole_files import WholeFiles
 from fsdata.files.prefetch import Prefetcher
 from fsdata.files.upload_pool import FAR_UPLOADS, UPLOAD_THREADS, UploadPool

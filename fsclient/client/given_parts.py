@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fsclient.observe.observer import Observer
 from fsclient.survival.survival import Survival
 from fsclient.volume.volume_key import KeyOffer
-from fsdata.disk_cache.file_io import CacheFiles
+from fsdata.disk_cache.directory.file_io import CacheFiles
 from fsdata.objects.contract import ObjectStore
 from fsdata.staging.disk import StagingDisk
 

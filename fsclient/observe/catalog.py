@@ -41,6 +41,7 @@ _HELP: Final[Mapping[str, str]] = {
     "blocks_asked_again_total": "Fetches that were repeated because the block was damaged.",
     "disk_cache_hits_total": "Reads that a cache disk answered.",
     "disk_cache_misses_total": "Reads that no cache disk answered.",
+    "disk_cache_waits_total": "Misses that another process of this host was fetching already.",
     "disk_cache_hit_bytes_total": "Bytes read from cache disks.",
     "disk_cache_written_bytes_total": "Bytes of copies written to cache disks.",
     "disk_cache_drops_total": "Copies not made, for lack of space or time.",

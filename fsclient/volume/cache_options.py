@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 from fsclient.volume.flock_scope import locks_may_be_unseen
 from fsclient.volume.units import format_size, parse_size
 from fsdata.disk_cache.cache import WRITERS, CachePolicy, DiskCache
-from fsdata.disk_cache.disk import Disk
-from fsdata.disk_cache.eviction import EVICTIONS, OPEN_MAX, DiskLimits
-from fsdata.disk_cache.file_io import CacheFiles, OsFiles
-from fsdata.disk_cache.member import SHARED_ROUND_S
+from fsdata.disk_cache.directory.disk import Disk
+from fsdata.disk_cache.directory.eviction import EVICTIONS, OPEN_MAX, DiskLimits
+from fsdata.disk_cache.directory.file_io import CacheFiles, OsFiles
+from fsdata.disk_cache.directory.member import SHARED_ROUND_S
 from fsdata.objects.contract import ObjectStore
 from fsdata.resources.memory_budget import MemoryBudget
 from fsdata.resources.private_paths import make_private, require_private

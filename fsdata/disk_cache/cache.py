@@ -16,9 +16,9 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from fsdata.disk_cache.cache_dirs import CacheDirs, named
-from fsdata.disk_cache.disk import Disk
-from fsdata.disk_cache.format import RANGES_BASE
-from fsdata.disk_cache.member import AVERAGE_OF
+from fsdata.disk_cache.directory.disk import Disk
+from fsdata.disk_cache.directory.format import RANGES_BASE
+from fsdata.disk_cache.directory.member import AVERAGE_OF
 from fsdata.disk_cache.partial import Fetches, Near, gather
 from fsdata.disk_cache.write_queue import CopyQueue, CopyTarget, QueuedBytes
 from fsdata.objects.contract import Buffer, ObjectInfo, ObjectStore, Range
@@ -55,6 +55,21 @@ class CachePolicy(NamedTuple):
     partial_only: bool = False  # no whole blocks of full size: only small objects and ranges
 
 
+class StoreTimer:
+    """How long the store takes these days."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.average_s = 0.0  # of a request; threads may miss each other's
+
+    def run(self, ask: Callable[[], T]) -> T:
+        """Ask the store."""
+        begun = self._runtime.monotonic()
+        answer = ask()
+        self.average_s += (self._runtime.monotonic() - begun - self.average_s) / AVERAGE_OF
+        return answer
+
+
 class DiskCache:
     """Copies on disks, before the store `objects`."""
 
@@ -71,13 +86,13 @@ class DiskCache:
         self._objects = objects
         self._budget = budget
         self._policy = policy or CachePolicy()
-        self._store_s = 0.0  # of requests to the store; threads may miss each other's
+        self._timer = StoreTimer(runtime)
         self._fetches = Fetches(runtime)
         self._queue = CopyQueue(runtime, budget)
         self._lock = runtime.lock()
         self._hits = self._misses = self._hit_bytes = self._bad = 0  # guarded by _lock
         self._suspects: dict[str, tuple[int, bool]] = {}  # guarded by _lock: how often, and why
-        dirs = CacheDirs(runtime, disks, writers, lambda: self._store_s, self._suspects)
+        dirs = CacheDirs(runtime, disks, writers, lambda: self._timer.average_s, self._suspects)
         self.members = dirs.members
         self._dirs = dirs
         self._place = dirs.place
@@ -101,11 +116,11 @@ class DiskCache:
             return data
         if end is not None:
             return self._completed(key, place, (self._near(place, begin, end),))[0]
-        self._count_misses()
-        data = self._timed(partial(self._objects.get, key, begin))
-        if begin == 0:
-            self._queue.offer_whole(place, (data,))
-        return data
+        if begin:
+            self._count_misses()
+            return self._timer.run(partial(self._objects.get, key, begin))
+        look = partial(member.read, name, shard, begin, end)
+        return self._claimed(place, look, partial(self._objects.get, key), _alone)
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
         place = self._place(key)
@@ -141,9 +156,9 @@ class DiskCache:
     def _ask(self, key: str, place: CopyTarget, missing: Sequence[Range]) -> list[bytes]:
         """Ranges from the store, of which copies will be written."""
         if len(missing) == 1:
-            brought = [self._timed(partial(self._objects.get, key, *missing[0]))]
+            brought = [self._timer.run(partial(self._objects.get, key, *missing[0]))]
         else:
-            brought = self._timed(partial(self._objects.get_ranges, key, missing))
+            brought = self._timer.run(partial(self._objects.get_ranges, key, missing))
         for (begin, _), data in zip(missing, brought, strict=True):
             self._queue.offer_part(place, QueuedBytes(begin, data))
         return brought
@@ -153,22 +168,43 @@ class DiskCache:
         place = self._place(key)
         if place is None:
             return self._objects.get_into(key, pieces)
-        got = place.member.read_into(place.name, place.shard, pieces)
+        look = partial(place.member.read_into, place.name, place.shard, pieces)
+        got = look()
         if got is not None:
             self._count_hit(got)
             return got
-        self._count_misses()
-        got = self._timed(partial(self._objects.get_into, key, pieces))
-        if not self._policy.partial_only:
-            self._queue.offer_whole(place, _front(pieces, got))
-        return got
 
-    def _timed(self, ask: Callable[[], T]) -> T:
-        """Ask the store, and learn how long it takes."""
-        begun = self._runtime.monotonic()
-        answer = ask()
-        self._store_s += (self._runtime.monotonic() - begun - self._store_s) / AVERAGE_OF
-        return answer
+        def ask() -> int:
+            return self._objects.get_into(key, pieces)
+
+        if not self._policy.partial_only:
+            return self._claimed(place, look, ask, lambda got: _front(pieces, got))
+        self._count_misses()
+        return self._timer.run(ask)
+
+    def _claimed(
+        self,
+        place: CopyTarget,
+        look: Callable[[], T | None],
+        ask: Callable[[], T],
+        copied: Callable[[T], Sequence[Buffer]],
+    ) -> T:
+        """A whole object that is not here: by another process, or else from the store.
+
+        `look` looks once more, and `copied` says what is written of what `ask` has brought.
+        """
+        found, claim = place.member.claim(place.name, place.shard, look)
+        if found is not None:
+            self._count_hit(sum(map(len, copied(found))))
+            return found
+        self._count_misses()
+        try:
+            found = self._timer.run(ask)
+        except BaseException:
+            claim.give_up()
+            raise
+        self._queue.offer_whole(place, copied(found), claim)
+        return found
 
     def _count_hit(self, size: int) -> None:
         with self._lock:
@@ -295,7 +331,7 @@ class DiskCache:
         if not self._budget.hold(size):
             return Fill.BUSY
         try:
-            data = self._timed(partial(self._objects.get, key))
+            data = self._timer.run(partial(self._objects.get, key))
             check(data)
         except BaseException:
             self._budget.unhold(size)
@@ -331,6 +367,10 @@ class DiskCache:
                 "disk_cache_queue_bytes": queue.queued,
             }
         return counts | self._dirs.numbers()
+
+
+def _alone(data: bytes) -> Sequence[Buffer]:
+    return (data,)
 
 
 def _front(pieces: Sequence[memoryview], size: int) -> list[memoryview]:

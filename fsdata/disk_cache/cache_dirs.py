@@ -14,11 +14,11 @@ from hashlib import blake2b
 from math import log as ln
 from typing import Final
 
-from fsdata.disk_cache import usage
-from fsdata.disk_cache.disk import Disk
-from fsdata.disk_cache.format import KEY_BYTES_MAX
-from fsdata.disk_cache.health import HealthState
-from fsdata.disk_cache.member import CacheDir
+from fsdata.disk_cache.directory import usage
+from fsdata.disk_cache.directory.disk import Disk
+from fsdata.disk_cache.directory.format import KEY_BYTES_MAX
+from fsdata.disk_cache.directory.health import HealthState
+from fsdata.disk_cache.directory.member import CacheDir
 from fsdata.disk_cache.write_queue import CopyTarget
 from fsdata.resources.crc import crc32c
 from fsmeta.runtime import Runtime
@@ -80,6 +80,7 @@ class CacheDirs:
             "disk_cache_limit_bytes": sum(each.disk.limits.capacity_bytes for each in members),
             "disk_cache_evictions_total": sum(each.disk.eviction.evicted for each in members),
             "disk_cache_errors_total": sum(each.health.errors for each in members),
+            "disk_cache_waits_total": sum(each.disk.place.claims.waits for each in members),
             "disk_cache_disks": len(members),
             "disk_cache_disks_aside": sum(
                 each.health.state is HealthState.ASIDE for each in members

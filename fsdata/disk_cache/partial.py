@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from fsdata.disk_cache.format import Extents
+from fsdata.disk_cache.directory.format import Extents
 from fsdata.disk_cache.write_queue import CopyTarget, QueuedBytes
 from fsdata.objects.contract import Range
 from fsmeta.errors import StoreError

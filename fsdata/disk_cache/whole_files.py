@@ -23,7 +23,7 @@ from struct import Struct
 from typing import Final
 
 from fsdata.disk_cache.cache import DiskCache
-from fsdata.disk_cache.open_copies import TOUCH_S
+from fsdata.disk_cache.directory.open_copies import TOUCH_S
 from fsdata.disk_cache.write_queue import CopyTarget
 from fsdata.objects.contract import Buffer
 from fsdata.resources.crc import crc32c

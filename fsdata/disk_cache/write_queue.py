@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from fsdata.disk_cache.disk import Disk
-from fsdata.disk_cache.member import CacheDir
+from fsdata.disk_cache.directory.disk import Disk
+from fsdata.disk_cache.directory.fetch_claims import NO_CLAIM, FetchClaim
+from fsdata.disk_cache.directory.member import CacheDir
 from fsdata.objects.contract import Buffer
 from fsdata.resources.memory_budget import MemoryBudget
 from fsmeta.runtime import Event, Runtime
@@ -72,6 +73,10 @@ def _add_if_valid(
     return added
 
 
+def _add_whole(place: CopyTarget, pieces: Sequence[Buffer], disk: Disk) -> bool:
+    return disk.add_whole(place.name, place.shard, pieces)
+
+
 class QueueNumbers(NamedTuple):
     """Bytes waiting and written; copies not made."""
 
@@ -97,10 +102,19 @@ class CopyQueue:
         with self._lock:
             return QueueNumbers(self._queued, self._written, self._drops)
 
-    def offer_whole(self, place: CopyTarget, pieces: Sequence[Buffer]) -> None:
-        """Have an object written. The pieces stay as they are while there are views of them."""
+    def offer_whole(
+        self,
+        place: CopyTarget,
+        pieces: Sequence[Buffer],
+        claim: FetchClaim = NO_CLAIM,
+    ) -> None:
+        """Have an object written, and `claim` given up when it is, or will not be.
+
+        The pieces stay as they are while there are views of them.
+        """
         offer = _Offer(sum(map(len, pieces)), None)
-        self._offer(place, offer, lambda disk: disk.add_whole(place.name, place.shard, pieces))
+        add = partial(_add_whole, place, pieces)
+        self._offer(place, offer, add, claim)
 
     def offer_part(self, place: CopyTarget, part: QueuedBytes) -> None:
         """Have a part of an object written."""
@@ -109,12 +123,26 @@ class CopyQueue:
             place,
             offer,
             lambda disk: disk.add_range(place.name, place.shard, part.begin, part.data),
+            NO_CLAIM,
         )
 
-    def _offer(self, place: CopyTarget, offer: _Offer, add: Callable[[Disk], bool]) -> None:
-        if offer.size and self._take_place(place, offer):
-            add = partial(_add_if_valid, place, offer, add)
-            place.member.submit(add, partial(self._leave, place.name, offer))
+    def _offer(
+        self,
+        place: CopyTarget,
+        offer: _Offer,
+        add: Callable[[Disk], bool],
+        claim: FetchClaim,
+    ) -> None:
+        if not offer.size or not self._take_place(place, offer):
+            claim.give_up()
+            return
+
+        def leave(added: bool) -> None:
+            self._budget.uncharge(offer.size)
+            self._gone(place.name, offer, added)
+            claim.give_up()
+
+        place.member.submit(partial(_add_if_valid, place, offer, add), leave)
 
     def write_whole(self, place: CopyTarget, data: Buffer, then: Callable[[], None]) -> bool:
         """Have an object written, and wait for it; whether it is on the disk now.
@@ -134,9 +162,7 @@ class CopyQueue:
             then()
             self._gone(place.name, offer, added)
 
-        def add(disk: Disk) -> bool:
-            return disk.add_whole(place.name, place.shard, (data,))
-
+        add = partial(_add_whole, place, (data,))
         place.member.submit(partial(_add_if_valid, place, offer, add), leave)
         ended.wait(WRITE_S_MAX)
         return offer.added
@@ -154,11 +180,6 @@ class CopyQueue:
             self._gone(place.name, offer, added=False)
             return False
         return True
-
-    def _leave(self, name: str, offer: _Offer, added: bool) -> None:
-        """An offer has been written, or not."""
-        self._budget.uncharge(offer.size)
-        self._gone(name, offer, added)
 
     def _gone(self, name: str, offer: _Offer, added: bool) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 from weakref import WeakSet
 
-from fsclient.volume.cache_options import NONE, SIZE
+from fsclient.volume.cache_options import SIZE
 from fsdata.resources.memory_budget import BUFFER_BYTES
 from fsmeta.errors import ConfigError
 from fsmeta.store.url import shown_url
@@ -31,6 +31,8 @@ from slicefs.client import bulk, durable, files
 from slicefs.client.batches import BatchReader, Prefetch
 from slicefs.client.bulk import KnownFile
 from slicefs.client.connection import (
+    COPIES,
+    SHARED,
     Connection,
     Settings,
     after_fork,
@@ -63,6 +65,8 @@ class Client(Namespace):
     ) -> None:
         """`url` is a metadata URL, `META-URL#PATH` or `slicefs://VOLUME/PATH`.
 
+        `cache_dir`: where copies of blocks are kept, "memory" where other processes of this user
+        find them as long as one runs, or "none".
         The caller is this process's unless `uid` says otherwise. `options`: `umask`,
         `buffer_size`, `staging_dir` (write-back), `heartbeat`, `meta_timeout`, `store_options`,
         `upload_limit`, `download_limit` (bytes a second). Raises: ConfigError.
@@ -74,7 +78,7 @@ class Client(Namespace):
             path=path,
             caller=caller,
             umask=int(options.pop("umask", process_umask())),
-            cache_dir=cache_dir or NONE,
+            cache_dir=cache_dir or "",
             cache_size=str(cache_size),
             buffer_bytes=parse_bytes(options.pop("buffer_size", BUFFER_BYTES), "buffer_size"),
             staging_dir=str(options.pop("staging_dir", "") or ""),
@@ -111,6 +115,21 @@ class Client(Namespace):
         """The volume's URL, without its password."""
         path = self._settings.path.strip("/")
         return shown_url(self._settings.url) + (f"#{path}" if path else "")
+
+    def hold_copies(self) -> None:
+        """Keep what processes share by `share_copies` at least as long as this process runs."""
+        if not self._settings.cache_dir:
+            COPIES.join()
+
+    def share_copies(self) -> None:
+        """Share copies of blocks with other processes of this host, as `cache_dir="memory"` does.
+
+        That is nothing where the client has a `cache_dir`, or is connected already.
+        """
+        with self._lock:
+            connected = self._connection is not None and self._connection.alive
+            if not self._settings.cache_dir and not connected:
+                self._settings = self._settings._replace(cache_dir=SHARED)
 
     def connection(self) -> Connection:
         """The connection of this process, made if need be. Raises: ConfigError, OSError."""

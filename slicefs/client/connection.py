@@ -30,7 +30,10 @@ from fsmeta.errors import ConfigError, Fenced, LimitExceeded, StoreError, StoreF
 from fsmeta.types import Caller
 from slicefs.client.fork_guard import guard_of
 from slicefs.client.parallel import RUNTIME
+from slicefs.client.shared_copies import SharedCopies, capacity_bytes, directory
 
+SHARED: Final = "memory"  # in place of a cache directory: memory that processes share
+COPIES: Final = SharedCopies()
 _ERRNOS: Final = (
     (Fenced, errno.ESTALE),
     (StoreFull, errno.ENOSPC),
@@ -45,7 +48,7 @@ class Settings(NamedTuple):
     path: str  # in the volume, to which relative paths are relative
     caller: Caller
     umask: int
-    cache_dir: str = NONE
+    cache_dir: str = ""  # "": none, or what the user of this connection thinks best; SHARED
     cache_size: str = SIZE
     buffer_bytes: int = BUFFER_BYTES
     staging_dir: str = ""
@@ -112,7 +115,7 @@ def _options(settings: Settings) -> ClientOptions:
         pacing=Pacing(
             upload_bytes_s=settings.upload_bytes_s, download_bytes_s=settings.download_bytes_s
         ),
-        cache=CacheOptions(directories=settings.cache_dir, size=settings.cache_size),
+        cache=_cache_options(settings),
     )
     check_cache(options.cache, os.devnull)
     if settings.meta_timeout_s:
@@ -120,6 +123,15 @@ def _options(settings: Settings) -> ClientOptions:
     if settings.staging_dir:
         options = options._replace(staging_dir=settings.staging_dir, writeback=WriteBackOptions())
     return options
+
+
+def _cache_options(settings: Settings) -> CacheOptions:
+    """Where copies of blocks are kept; nowhere if they can't be kept in shared memory."""
+    if settings.cache_dir != SHARED:
+        return CacheOptions(directories=settings.cache_dir or NONE, size=settings.cache_size)
+    if not COPIES.join():
+        return CacheOptions()
+    return CacheOptions(directories=directory(), size=str(capacity_bytes()))
 
 
 def as_oserror(error: Exception, path: object = None) -> OSError:
@@ -185,6 +197,7 @@ def close_all() -> None:
     for connection in list(_LIVE):
         with suppress(OSError, StoreError):
             connection.close()
+    COPIES.leave()
 
 
 def after_fork(reset: Callable[[], None]) -> None:
@@ -211,6 +224,7 @@ def _in_child() -> None:
             connection.guard.keep()
     _FORGOTTEN.extend(_LIVE)
     _LIVE.clear()
+    COPIES.forget()
     for reset in _AT_FORK:
         reset()
 

@@ -133,6 +133,16 @@ class SampleSource:
             digest.update(f"{path}\0{size}\0".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
+    def hold_copies(self) -> None:
+        """See `Client.hold_copies`."""
+        if isinstance(self.tree, VolumeTree):
+            self.tree.client.hold_copies()
+
+    def share_copies(self) -> None:
+        """See `Client.share_copies`: for one of several worker processes, before it reads."""
+        if isinstance(self.tree, VolumeTree):
+            self.tree.client.share_copies()
+
     def read(self, indexes: Sequence[int], max_gap: int = MAX_GAP_BYTES) -> list[Sample]:
         """Samples by their numbers, in one batch of reads.
 

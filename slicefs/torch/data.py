@@ -34,10 +34,24 @@ def _plain(sample: Sample) -> bytes:
     return bytes(sample.data)
 
 
-def _source(url: str, glob: str, manifest: str | None, client: Client | None) -> SampleSource:
-    if manifest is not None:
-        return SampleSource.from_manifest(manifest, url=url, client=client)
-    return SampleSource.from_prefix(url, glob=glob, client=client)
+def _source(
+    given: SampleSource | None, url: str, glob: str, manifest: str | None, client: Client | None
+) -> SampleSource:
+    if given is not None:
+        found = given
+    elif manifest is not None:
+        found = SampleSource.from_manifest(manifest, url=url, client=client)
+    else:
+        found = SampleSource.from_prefix(url, glob=glob, client=client)
+    found.hold_copies()  # the workers of one epoch end before those of the next one begin
+    return found
+
+
+def _share_among_workers(source: SampleSource) -> None:
+    """Each of several worker processes would fetch each block of small files."""
+    info = torch_data.get_worker_info()
+    if info is not None and info.num_workers > 1:
+        source.share_copies()
 
 
 class MapDataset(torch_data.Dataset):
@@ -54,7 +68,7 @@ class MapDataset(torch_data.Dataset):
         source: SampleSource | None = None,
     ) -> None:
         """`transform` gets a `Sample` (path, data); without one a sample is its bytes."""
-        self.source = _source(url, glob, manifest, client) if source is None else source
+        self.source = _source(source, url, glob, manifest, client)
         self._transform = transform or _plain
 
     @classmethod
@@ -86,10 +100,12 @@ class MapDataset(torch_data.Dataset):
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
+        _share_among_workers(self.source)
         return self._transform(self.source.read([at])[0])
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
         """A batch of samples, in one batch of reads."""
+        _share_among_workers(self.source)
         return [self._transform(sample) for sample in self.source.read(list(indexes))]
 
 
@@ -120,7 +136,7 @@ class IterableDataset(torch_data.IterableDataset):
         """
         if shard not in ("rank_worker", "worker", "none"):
             raise ValueError(f"shard {shard!r}: use rank_worker, worker or none")
-        self.source = _source(url, glob, manifest, client) if source is None else source
+        self.source = _source(source, url, glob, manifest, client)
         self._transform = transform or _plain
         self._block = batch_size
         self._shard = shard
@@ -164,6 +180,7 @@ class IterableDataset(torch_data.IterableDataset):
         return {**self.__dict__, "_place": _place_in_group() if spawning else None}
 
     def __iter__(self) -> Iterator[Any]:
+        _share_among_workers(self.source)
         rank, world = self._rank_and_world()
         info = None if self._shard == "none" else torch_data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)

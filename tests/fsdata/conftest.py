@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsdata.disk_cache import member
+from fsdata.disk_cache.directory import member
 from tests.fsdata.world import World
 from tests.support.ceph_cluster import CephCluster
 from tests.support.http_proxy import HttpProxy

@@ -11,10 +11,10 @@ from pathlib import Path
 from fsdata.blocks.blocks import BlockStore, Promoter
 from fsdata.blocks.layout import BlockLayout
 from fsdata.disk_cache.cache import CachePolicy, DiskCache
-from fsdata.disk_cache.directory import ID_FILE, ID_MAGIC
-from fsdata.disk_cache.disk import Disk
-from fsdata.disk_cache.eviction import DiskLimits
-from fsdata.disk_cache.file_io import CacheFiles, OsFiles
+from fsdata.disk_cache.directory.disk import Disk
+from fsdata.disk_cache.directory.eviction import DiskLimits
+from fsdata.disk_cache.directory.file_io import CacheFiles, OsFiles
+from fsdata.disk_cache.directory.location import ID_FILE, ID_MAGIC
 from fsdata.format.block_v1 import Codec
 from fsdata.objects.mem import MemObjects
 from fsdata.resources.block_cache import BlockCache

@@ -10,7 +10,7 @@ import pytest
 
 from fsclient.control.warmup_server import ANSWER_BYTES, WARM_XATTR
 from fsclient.volume import cache_options
-from fsdata.disk_cache import usage
+from fsdata.disk_cache.directory import usage
 from fsmeta.errors import StoreError
 from fsmeta.schema import keys
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
@@ -26,7 +26,7 @@ __all__ = ["eager"]
 SPOILT = 30  # cache files in one world
 WARMED = 30  # requests of each client
 VERBS = ("disk", "disk", "memory", "both", "meta", "check", "evict")
-CACHE_TROUBLE = f"{TROUBLE}|^WARNING fsdata.disk_cache.health: "
+CACHE_TROUBLE = f"{TROUBLE}|^WARNING fsdata.disk_cache.directory.health: "
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "fsdata": (
         ("",),
         ("resources", "objects"),
-        ("objects/s3", "objects/rados", "format"),
+        ("objects/s3", "objects/rados", "format", "disk_cache/directory"),
         ("disk_cache", "staging"),
         ("blocks",),
         ("files", "attached"),

@@ -11,7 +11,7 @@ from fsclient.cli.options.options import SecondsType, complete_directories
 from fsclient.volume.cache_options import AUTO, SIZE, CacheOptions, check_cache
 from fsdata.blocks.promote import PREFETCH_MAX
 from fsdata.disk_cache.cache import WRITERS
-from fsdata.disk_cache.eviction import EVICTIONS
+from fsdata.disk_cache.directory.eviction import EVICTIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 

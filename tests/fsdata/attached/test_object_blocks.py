@@ -13,7 +13,7 @@ from fsdata.attached.directory import ALLOWED_ENV, HostDirectory, file_etag
 from fsdata.attached.object_blocks import ObjectBlocks, ShownObject
 from fsdata.attached.objects import AttachedCaches, attached_caches
 from fsdata.blocks.read_plan import RANDOM
-from fsdata.disk_cache.format import KEY_BYTES_MAX
+from fsdata.disk_cache.directory.format import KEY_BYTES_MAX
 from fsdata.format.block_v1 import decode
 from fsdata.format.object_keys import object_key
 from fsdata.objects.mem import MemObjects

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsdata.disk_cache.cache import CachePolicy
-from fsdata.disk_cache.eviction import DiskLimits
+from fsdata.disk_cache.directory.eviction import DiskLimits
 from fsdata.files.prefetch import Prefetcher
 from fsdata.files.reader import FileReader
 from fsdata.format.block_v1 import Codec

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fsdata.disk_cache.directory import TMP_AGE_NS
-from fsdata.disk_cache.disk import Disk
-from fsdata.disk_cache.eviction import OPEN_MAX, DiskLimits
-from fsdata.disk_cache.file_io import OsFiles, Space
-from fsdata.disk_cache.format import BadFile
+from fsdata.disk_cache.directory.disk import Disk
+from fsdata.disk_cache.directory.eviction import OPEN_MAX, DiskLimits
+from fsdata.disk_cache.directory.file_io import OsFiles, Space
+from fsdata.disk_cache.directory.format import BadFile
+from fsdata.disk_cache.directory.location import TMP_AGE_NS
 from tests.fsdata.disk_world import MIB, RUNTIME, cache_files, pattern, used_bytes
 from tests.support.processes import descriptors
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from fsclient.kernel.contract import OpenOut
-from fsdata.disk_cache import health as disk_cache_health, member
-from fsdata.disk_cache.eviction import DiskLimits
-from fsdata.disk_cache.format import BadFile
-from fsdata.disk_cache.health import ERRORS_MAX, PROBE_S_MAX, PROBES_GOOD, Health
+from fsdata.disk_cache.directory import health as disk_cache_health, member
+from fsdata.disk_cache.directory.eviction import DiskLimits
+from fsdata.disk_cache.directory.format import BadFile
+from fsdata.disk_cache.directory.health import ERRORS_MAX, PROBE_S_MAX, PROBES_GOOD, Health
 from fsmeta.runtime import SystemRuntime
 from tests.conftest import LogWatch
 from tests.fsclient.fuse.mounting import needs_root_and_fuse, serving
@@ -389,7 +389,7 @@ class TestFuse:
         with serving(disk, tmp_path / "mnt"):
             world = CacheWorld([tmp_path / "mnt" / "cache"]).start()
             fill(world)
-            world.cache._store_s = 0.0  # the machine may have held it up
+            world.cache._timer.average_s = 0.0  # the machine may have held it up
             monkeypatch.setattr(member, "SLOW_S", 0.2)
             with without_probes(disk):
                 disk.hooks["read"] = lambda: time.sleep(0.3)

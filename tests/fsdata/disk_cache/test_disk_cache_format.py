@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from fsdata.disk_cache.format import (
+from fsdata.disk_cache.directory.format import (
     ALIGN,
     EXTENTS_MAX,
     HEAD_BYTES,

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from fsclient.kernel.contract import Buffer, OpenOut
-from fsdata.disk_cache import member
-from fsdata.disk_cache.eviction import SLACK_SHARE, DiskLimits
+from fsdata.disk_cache.directory import member
+from fsdata.disk_cache.directory.eviction import SLACK_SHARE, DiskLimits
 from fsdata.format.object_keys import object_key
 from fsmeta.types import Caller, Ino, SliceId
 from tests.fsclient.fuse.mounting import needs_root_and_fuse, serving

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fsdata.disk_cache import usage
-from fsdata.disk_cache.eviction import DiskLimits
+from fsdata.disk_cache.directory import usage
+from fsdata.disk_cache.directory.eviction import DiskLimits
 from fsdata.format.object_keys import object_key
 from fsdata.objects.mem import MemObjects
 from fsmeta.types import SliceId

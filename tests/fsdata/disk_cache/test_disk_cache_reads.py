@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fsdata.blocks.read_plan import STEP_BYTES
-from fsdata.disk_cache.file_io import CacheFile, OsFile, OsFiles
+from fsdata.disk_cache.directory.file_io import CacheFile, OsFile, OsFiles
 from fsdata.format.block_v1 import Codec
 from fsmeta.runtime import Event, SystemRuntime
 from fsmeta.types import FRAME_BYTES, SliceId

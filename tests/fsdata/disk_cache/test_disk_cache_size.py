@@ -11,10 +11,10 @@ from typing import Any
 
 from crc32c import crc32c
 
-from fsdata.disk_cache import member
-from fsdata.disk_cache.eviction import DiskLimits
-from fsdata.disk_cache.format import pack_whole
-from fsdata.disk_cache.usage import SHARDS
+from fsdata.disk_cache.directory import member
+from fsdata.disk_cache.directory.eviction import DiskLimits
+from fsdata.disk_cache.directory.format import pack_whole
+from fsdata.disk_cache.directory.usage import SHARDS
 from fsdata.format.object_keys import object_key
 from fsmeta.runtime import SystemRuntime
 from fsmeta.types import SliceId

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsdata.disk_cache.directory import CacheLocation
-from fsdata.disk_cache.eviction import DiskLimits, Eviction
-from fsdata.disk_cache.file_io import OsFiles
-from fsdata.disk_cache.open_copies import OpenCopies
+from fsdata.disk_cache.directory.eviction import DiskLimits, Eviction
+from fsdata.disk_cache.directory.file_io import OsFiles
+from fsdata.disk_cache.directory.location import CacheLocation
+from fsdata.disk_cache.directory.open_copies import OpenCopies
 from tests.fsdata.disk_world import MIB, RUNTIME
 
 SIZE = MIB // 4

@@ -10,8 +10,8 @@ import pytest
 
 from fsdata.blocks.warmup import SHARE, Warming, WarmupRequest
 from fsdata.disk_cache.cache import CachePolicy, Copy, Fill
-from fsdata.disk_cache.eviction import DiskLimits
-from fsdata.disk_cache.file_io import CacheFile, OsFiles
+from fsdata.disk_cache.directory.eviction import DiskLimits
+from fsdata.disk_cache.directory.file_io import CacheFile, OsFiles
 from fsdata.format.block_v1 import Codec
 from fsdata.format.object_keys import object_key
 from fsdata.objects.contract import Buffer

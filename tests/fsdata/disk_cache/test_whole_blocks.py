@@ -11,7 +11,7 @@ import pytest
 from fsdata.blocks.promote import CALM_S, WAITING_MAX, WholeBlocks
 from fsdata.blocks.read_plan import BlockRead
 from fsdata.disk_cache.cache import CachePolicy
-from fsdata.disk_cache.eviction import DiskLimits
+from fsdata.disk_cache.directory.eviction import DiskLimits
 from fsdata.resources.block_cache import Block
 from fsdata.resources.memory_budget import BUFFER_BYTES_MIN
 from fsmeta.errors import Unavailable

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fsdata.disk_cache.cache import DiskCache
-from fsdata.disk_cache.disk import Disk
-from fsdata.disk_cache.eviction import DiskLimits
-from fsdata.disk_cache.file_io import OsFiles
+from fsdata.disk_cache.directory.disk import Disk
+from fsdata.disk_cache.directory.eviction import DiskLimits
+from fsdata.disk_cache.directory.file_io import OsFiles
 from fsdata.disk_cache.whole_files import WholeFiles
 from fsdata.objects.mem import MemObjects
 from fsdata.resources.memory_budget import MemoryBudget

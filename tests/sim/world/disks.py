@@ -11,8 +11,9 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from weakref import WeakValueDictionary
 
-from fsdata.disk_cache.file_io import CacheFile, CacheFiles, Listed, Space
+from fsdata.disk_cache.directory.file_io import CacheFile, CacheFiles, Listed, Space
 from fsdata.objects.contract import Buffer
 from fsmeta.runtime import Lock
 from tests.sim.world.scheduler import SimRuntime
@@ -27,6 +28,7 @@ class _Data:
     def __init__(self, now_ns: int) -> None:
         self.content = bytearray()
         self.mtime_ns = now_ns
+        self.locked = WeakValueDictionary[int, SimFile]()  # a client that dies lets go of them
 
 
 class SimFile:
@@ -35,6 +37,14 @@ class SimFile:
     def __init__(self, disks: SimDisks, data: _Data) -> None:
         self._disks = disks
         self._data = data
+
+    def lock_byte(self, at: int) -> bool:
+        self._disks.seam()
+        return self._data.locked.setdefault(at, self) is self
+
+    def unlock_byte(self, at: int) -> None:
+        if self._data.locked.get(at) is self:
+            del self._data.locked[at]
 
     def read(self, size: int, at: int) -> bytes:
         self._disks.seam()
@@ -164,6 +174,11 @@ class SimDisks:
         with self._locks.setdefault(path, self._sim.lock()):
             data = self._files.setdefault(path, _Data(self.now_ns()))
             yield SimFile(self, data)
+
+    def open_locks(self, path: str) -> CacheFile:
+        self.seam()
+        self._require_folder(path)
+        return SimFile(self, self._files.setdefault(path, _Data(self.now_ns())))
 
     # --- the vandal ------------------------------------------------------------------------------
 

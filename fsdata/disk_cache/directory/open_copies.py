@@ -13,9 +13,9 @@ import errno
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from fsdata.disk_cache.directory import CacheLocation
-from fsdata.disk_cache.file_io import CacheFile, CacheFiles
-from fsdata.disk_cache.format import Extents, read_head
+from fsdata.disk_cache.directory.file_io import CacheFile, CacheFiles
+from fsdata.disk_cache.directory.format import Extents, read_head
+from fsdata.disk_cache.directory.location import CacheLocation
 from fsmeta.runtime import Runtime
 
 TOUCH_S: Final = 300.0  # a file's mtime tells when it was used, no finer than this

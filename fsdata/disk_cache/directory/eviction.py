@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from fsdata.disk_cache.directory import CacheLocation
-from fsdata.disk_cache.file_io import CacheFiles, Listed
-from fsdata.disk_cache.open_copies import OpenCopies
-from fsdata.disk_cache.usage import SHARDS
+from fsdata.disk_cache.directory.file_io import CacheFiles, Listed
+from fsdata.disk_cache.directory.location import CacheLocation
+from fsdata.disk_cache.directory.open_copies import OpenCopies
+from fsdata.disk_cache.directory.usage import SHARDS
 from fsmeta.runtime import Runtime
 
 OPEN_MAX: Final = 128  # descriptors kept for each disk: more than readers use at a time

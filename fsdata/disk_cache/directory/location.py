@@ -1,7 +1,8 @@
 """The directory of a cache disk: the disk's identity, whether it is there, and its state files.
 
     DIR/disk-id              the identity of this disk, wherever it is mounted
-    DIR/UUID/usage           bytes of each shard (`disk_cache/usage`)
+    DIR/UUID/usage           bytes of each shard (`disk_cache/directory/usage`)
+    DIR/UUID/fetching        locks of objects being fetched (`directory/fetch_claims`)
     DIR/UUID/tmp/            files being written; old ones are leftovers of a crash
 
 Threading: any method from any thread; `prepare` and `restore` from one at a time.
@@ -13,9 +14,10 @@ import errno
 from itertools import count
 from typing import Final
 
-from fsdata.disk_cache.file_io import CacheFiles
-from fsdata.disk_cache.format import BadFile
-from fsdata.disk_cache.usage import UsageFile
+from fsdata.disk_cache.directory.fetch_claims import FetchClaims
+from fsdata.disk_cache.directory.file_io import CacheFiles
+from fsdata.disk_cache.directory.format import BadFile
+from fsdata.disk_cache.directory.usage import UsageFile
 from fsmeta.runtime import Runtime
 
 ID_FILE: Final = "disk-id"
@@ -31,6 +33,7 @@ class CacheLocation:
         self.root = root
         self.base = f"{root}/{volume}"
         self.usage = UsageFile(files, f"{self.base}/usage")
+        self.claims = FetchClaims(runtime, files, f"{self.base}/fetching")
         self.id = b""  # until `prepare`
         self._runtime = runtime
         self._files = files

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from fsdata.disk_cache.file_io import CacheFile, CacheFiles
+from fsdata.disk_cache.directory.file_io import CacheFile, CacheFiles
 
 SHARDS = 1024  # directories of a volume: ten thousand files each where there are ten million
 CELL_BYTES: Final = 8

@@ -1,7 +1,7 @@
 """The seam between the disk cache and a disk: all it does to files, and nothing else.
 
 `OsFiles` is Linux. `tests/sim` has one that forgets, tears and swaps files. Everything raises
-OSError as Linux does; `disk_cache/disk` is the only caller and decides what an error means.
+OSError as Linux does; `disk` is the only caller and decides what an error means.
 
 Threading: any method from any thread. A file is closed when its last user lets go: a descriptor's
 number must not become another file's under a thread that reads.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol
@@ -56,6 +57,10 @@ class CacheFile(Protocol):
     def touch(self, now_ns: int) -> None: ...
     def used_bytes(self) -> int: ...
     def mtime_ns(self) -> int: ...
+    def lock_byte(self, at: int) -> bool:
+        """Whether this open of the file has one byte of it now, and no other open has."""
+
+    def unlock_byte(self, at: int) -> None: ...
 
 
 class CacheFiles(Protocol):
@@ -84,6 +89,9 @@ class CacheFiles(Protocol):
 
     def locked(self, path: str) -> AbstractContextManager[CacheFile]:
         """A file, made if need be, locked against other processes meanwhile."""
+
+    def open_locks(self, path: str) -> CacheFile:
+        """A file, made if need be, of which single bytes are to be locked."""
 
 
 class OsFile:
@@ -133,6 +141,18 @@ class OsFile:
 
     def mtime_ns(self) -> int:
         return os.fstat(self._fd).st_mtime_ns
+
+    def lock_byte(self, at: int) -> bool:
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _one_byte(fcntl.F_WRLCK, at))
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):  # another open has it
+                return False
+            raise
+        return True
+
+    def unlock_byte(self, at: int) -> None:
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _one_byte(fcntl.F_UNLCK, at))
 
 
 class OsFiles:
@@ -232,14 +252,25 @@ class OsFiles:
     @contextmanager
     def locked(self, path: str) -> Iterator[CacheFile]:
         # a description of its own, so that flock(2) keeps out threads of this process, too
-        with self._place(path) as (name, at):
-            fd = open_private(name, _FLAGS | os.O_RDWR | os.O_CREAT, dir_fd=at)
-        held = OsFile(fd)
+        held = OsFile(fd := self._made(path))
         fcntl.flock(fd, fcntl.LOCK_EX)
         try:
             yield held
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def open_locks(self, path: str) -> CacheFile:
+        return OsFile(self._made(path))
+
+    def _made(self, path: str) -> int:
+        """A descriptor of a file, which is made if need be."""
+        with self._place(path) as (name, at):
+            return open_private(name, _FLAGS | os.O_RDWR | os.O_CREAT, dir_fd=at)
+
+
+def _one_byte(kind: int, at: int) -> bytes:
+    """A struct flock, fcntl(2), of one byte from the file's begin on."""
+    return struct.pack("hhqqi0q", kind, os.SEEK_SET, at, 1, 0)
 
 
 def _plain_files(at: int) -> list[Listed]:

@@ -16,10 +16,11 @@ from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
-from fsdata.disk_cache import usage
-from fsdata.disk_cache.disk import Disk, DiskUsage
-from fsdata.disk_cache.format import BadFile, Extents
-from fsdata.disk_cache.health import Health, HealthState
+from fsdata.disk_cache.directory import usage
+from fsdata.disk_cache.directory.disk import Disk, DiskUsage
+from fsdata.disk_cache.directory.fetch_claims import NO_CLAIM, FetchClaim, patience_s
+from fsdata.disk_cache.directory.format import BadFile, Extents
+from fsdata.disk_cache.directory.health import Health, HealthState
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 
@@ -112,6 +113,19 @@ class CacheDir:
     def read_into(self, name: str, shard: int, pieces: Sequence[memoryview]) -> int | None:
         """As `Disk.read_into`; whatever goes wrong is a miss."""
         return self._tried(name, shard, partial(self.disk.read_into, name, shard, pieces), None)
+
+    def claim(
+        self, name: str, shard: int, look: Callable[[], T | None]
+    ) -> tuple[T | None, FetchClaim]:
+        """As `FetchClaims.claim`; without one where nothing will be kept."""
+        if not self.is_keeping():
+            return None, NO_CLAIM
+        claims = self.disk.place.claims
+
+        def lock() -> FetchClaim | None:
+            return self._tried(name, shard, partial(claims.lock, name), None)
+
+        return claims.claim(lock, look, patience_s(self._store_s()))
 
     def is_near(self, name: str, shard: int) -> bool:
         """As `Disk.is_near`; whatever goes wrong is a miss."""

@@ -1,8 +1,8 @@
 """One directory of the disk cache: finds, adds and removes the cache files of one volume.
 
-    DIR/UUID/SHARD/NAME      cache files (`disk_cache/format`); SHARD is three hexadecimal digits
+    DIR/UUID/SHARD/NAME      cache files (`format`); SHARD is three hexadecimal digits
 
-The rest of the directory is that of `disk_cache/directory`.
+The rest of the directory is that of `location`.
 
 `DiskCache` calls it and handles its OSErrors. Bytes are not verified here but by `BlockStore`.
 
@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fsdata.disk_cache.directory import CacheLocation
-from fsdata.disk_cache.eviction import DiskLimits, Eviction
-from fsdata.disk_cache.file_io import CacheFiles
-from fsdata.disk_cache.format import (
+from fsdata.disk_cache.directory.eviction import DiskLimits, Eviction
+from fsdata.disk_cache.directory.file_io import CacheFiles
+from fsdata.disk_cache.directory.format import (
     EXTENTS_MAX,
     HEAD_BYTES,
     RANGES_BASE,
@@ -31,7 +30,8 @@ from fsdata.disk_cache.format import (
     parse,
     read_head,
 )
-from fsdata.disk_cache.open_copies import OpenCopies, OpenedCopy
+from fsdata.disk_cache.directory.location import CacheLocation
+from fsdata.disk_cache.directory.open_copies import OpenCopies, OpenedCopy
 from fsdata.objects.contract import Buffer
 from fsmeta.runtime import Runtime
 

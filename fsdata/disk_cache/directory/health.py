@@ -5,7 +5,7 @@
     aside     neither read nor written; PROBES_GOOD good probes in a row make it healthy
 
 A disk that is full or read-only is none of these: it is read, and not written until PAUSE_S are
-over. `disk_cache/disk` reports errors and asks before each use; its keeper probes.
+over. `disk_cache/directory/disk` reports errors and asks before each use; its keeper probes.
 
 Threading: one lock, a leaf; `usable` and `writable` read without it.
 """

@@ -1,0 +1,235 @@
+"""A2, A3: worker processes that share copies of blocks in memory, and how the copies end."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slicefs.client import connection, shared_copies
+from slicefs.client.client import Client
+from slicefs.client.shared_copies import SharedCopies, capacity_bytes, directory
+from slicefs.data.source import SampleSource
+from tests.posix.volumes import PATIENCE_S, Volume
+from tests.support.waiting import wait_until
+
+COUNT = 150
+SIZE = 40_000
+JOIN_S = 120
+
+pytestmark = pytest.mark.skipif(not capacity_bytes(), reason="needs room in /dev/shm")
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place of this test's own for shared copies; children that are forked have it, too."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(shared_copies, "MEMORY", str(tmp_path))
+    yield tmp_path
+    connection.COPIES.leave()
+    assert list(tmp_path.glob("slicefs-*")) == []
+
+
+@pytest.fixture
+def filled(volume: Volume) -> Volume:
+    """A volume with COUNT small files."""
+    with Client(volume.meta, meta_timeout=PATIENCE_S) as fs:
+        for number in range(COUNT):
+            with fs.open(f"{number:03}", "wb") as file:
+                file.write(_content(number))
+    return volume
+
+
+def _content(number: int) -> bytes:
+    return b"%d," % number * (SIZE // 4)
+
+
+@contextmanager
+def _source(volume: Volume, **options: Any) -> Iterator[SampleSource]:
+    with Client(volume.meta, meta_timeout=PATIENCE_S, **options) as fs:
+        yield SampleSource.from_prefix("", client=fs)
+
+
+def _read(source: SampleSource, seed: int, start: Any, out: Any) -> None:
+    """A worker: read everything, in an order of its own."""
+    source.share_copies()
+    numbers = [(seed * 37 + number * 7) % COUNT for number in range(COUNT)]
+    start.wait()
+    for at in range(0, COUNT, 10):
+        for sample in source.read(numbers[at : at + 10]):
+            assert bytes(sample.data) == _content(int(sample.path))
+    cache = source.tree.client.connection().client.disk_cache  # type: ignore[attr-defined]
+    out.put(None if cache is None else cache.numbers())
+
+
+def _epoch(source: SampleSource, workers: int = 4) -> list[dict[str, float] | None]:
+    """The numbers of each worker's cache, None where it has none."""
+    context = multiprocessing.get_context("fork")
+    out, start = context.Queue(), context.Barrier(workers)
+    running = [
+        context.Process(target=_read, args=(source, seed, start, out)) for seed in range(workers)
+    ]
+    for each in running:
+        each.start()
+    found = [out.get(timeout=JOIN_S) for _ in running]
+    for each in running:
+        each.join(JOIN_S)
+    assert [each.exitcode for each in running] == [0] * workers
+    return found
+
+
+def _misses(found: list[dict[str, float] | None]) -> float:
+    assert None not in found
+    return sum(numbers["disk_cache_misses_total"] for numbers in found if numbers)
+
+
+def test_a3_workers_fetch_each_block_once(memory: Path, filled: Volume) -> None:
+    with _source(filled) as source:
+        source.hold_copies()
+        found = _epoch(source)
+        objects = [path for path in (filled.folder / "data").rglob("chunks/**/*") if path.is_file()]
+        assert _misses(found) == len(objects) > 0
+        assert (memory / f"slicefs-{os.geteuid()}").is_dir(), "the main process holds it"
+        assert _misses(_epoch(source)) == 0, "the workers of the next epoch find them"
+
+
+def test_a3_copies_go_with_their_last_user(memory: Path, filled: Volume) -> None:
+    with _source(filled) as source:
+        assert _misses(_epoch(source)) > 0
+    wait_until(lambda: not list(memory.glob("slicefs-*")))
+
+
+@pytest.mark.parametrize("cache_dir", ["none", "{base}/own"])
+def test_a3_a_client_with_a_cache_of_its_own_shares_nothing(
+    cache_dir: str, memory: Path, filled: Volume, tmp_path: Path
+) -> None:
+    with _source(filled, cache_dir=cache_dir.format(base=tmp_path)) as source:
+        source.hold_copies()
+        found = _epoch(source, 2)
+    assert list(memory.glob("slicefs-*")) == []
+    assert [numbers is None for numbers in found] == [cache_dir == "none"] * 2
+
+
+def test_a3_no_room_in_memory_is_no_error(
+    memory: Path, filled: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_copies, "MEMORY_SHARE", 1 << 40)
+    with _source(filled) as source:
+        found = _epoch(source, 2)
+    assert found == [None, None]
+    assert list(memory.glob("slicefs-*")) == []
+
+
+def test_a3_a_directory_of_another_user_is_left_alone(memory: Path, filled: Volume) -> None:
+    place = memory / f"slicefs-{os.geteuid()}"
+    place.mkdir()
+    os.chown(place, 12345, 12345)
+    with _source(filled) as source:
+        found = _epoch(source, 2)
+    assert found == [None, None]
+    assert list(place.iterdir()) == []
+    place.rmdir()
+
+
+def _use(told: int) -> None:
+    copies = SharedCopies()
+    assert copies.join()
+    Path(directory(), "VOLUME").mkdir(exist_ok=True)
+    os.write(told, b"x")
+    time.sleep(JOIN_S)
+
+
+def test_a3_what_a_killed_process_leaves_goes_with_the_next_one(memory: Path) -> None:
+    told, their_end = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=_use, args=(their_end,))
+    process.start()
+    assert os.read(told, 1) == b"x"
+    os.close(told)
+    os.close(their_end)
+    copies = SharedCopies()
+    assert copies.join()
+    copies.leave()
+    assert (memory / f"slicefs-{os.geteuid()}" / "VOLUME").is_dir(), "it is used"
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert copies.join()
+    copies.leave()
+    assert list(memory.iterdir()) == []
+
+
+def test_a3_users_come_and_go_at_once(memory: Path) -> None:
+    """No one removes what another one uses."""
+
+    def come_and_go() -> None:
+        copies = SharedCopies()
+        for _ in range(200):
+            assert copies.join()
+            place = Path(directory(), f"{os.getpid()}")
+            place.mkdir()
+            place.rmdir()
+            copies.leave()
+
+    context = multiprocessing.get_context("fork")
+    running = [context.Process(target=come_and_go) for _ in range(3)]
+    for each in running:
+        each.start()
+    for each in running:
+        each.join(JOIN_S)
+    assert [each.exitcode for each in running] == [0, 0, 0]
+    assert list(memory.iterdir()) == []
+
+
+def test_a3_a_forked_child_does_not_end_the_use_of_its_parent(memory: Path) -> None:
+    assert connection.COPIES.join()
+    pid = os.fork()
+    if not pid:
+        connection.close_all()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (memory / f"slicefs-{os.geteuid()}").is_dir()
+
+
+def test_a2_memory_is_a_cache_directory_by_name(filled: Volume) -> None:
+    """In a process of its own, which ends as programs do."""
+    script = f"""
+import os, slicefs
+from slicefs.client.shared_copies import directory
+fs = slicefs.Client({filled.meta!r}, cache_dir="memory")
+assert len(fs.read_many(["{0:03}", "{1:03}"])) == 2
+assert os.path.isdir(directory())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=JOIN_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a3_the_limit_of_a_container_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(shared_copies, "_LIMITS", (str(tmp_path / "none"), str(limit)))
+    limit.write_text("max\n")
+    before = capacity_bytes()
+    limit.write_text(f"{256 << 20}\n")
+    assert capacity_bytes() == 32 << 20 <= before
+    limit.write_text("1000\n")
+    assert capacity_bytes() == 0
+
+
+def test_a3_a_machine_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_copies, "MEMORY", "/nowhere")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOENT)):
+        os.statvfs(shared_copies.MEMORY)
+    assert not SharedCopies().join()
