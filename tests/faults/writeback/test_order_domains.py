@@ -68,7 +68,7 @@ def hold_one_job(volume: Volume, proxy: HttpProxy, depth: int) -> None:
         assert free.judge(seen / "free/step") == (0, False)
     else:
         succeed("flush", "--wait", "--timeout", "60", team / "free")
-        assert free.judge(seen / "free/step") == (SHARDS, True)
+        _require_seen(free, seen)
         wait_until("others see the note", 60, (seen / "note").exists)
     assert (seen / "held/first").read_bytes() == b""  # its name had nothing to wait for
     assert held.judge(seen / "held/step") == (0, False)
@@ -78,9 +78,15 @@ def hold_one_job(volume: Volume, proxy: HttpProxy, depth: int) -> None:
     proxy.heal()
     succeed("flush", "--wait", "--timeout", "60", mine.path)
     for writer in (held, free):
-        assert writer.judge(seen / writer.folder.parent.name / "step") == (SHARDS, True)
+        _require_seen(writer, seen)
     assert (seen / "held/first").read_bytes() == HELD
     for watcher in watchers:
         watcher.stop()
         assert watcher.looks
     assert mine.numbers()["staging_conflicts_total"] == 0
+
+
+def _require_seen(writer: Writer, seen: Path) -> None:
+    """Another mount sees all of a job, once the message of Redis has reached it."""
+    step = seen / writer.folder.parent.name / "step"
+    wait_until("others see the job", 10, lambda: writer.judge(step) == (SHARDS, True))
