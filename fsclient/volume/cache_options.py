@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 from collections.abc import Sequence
+from contextlib import suppress
 from glob import glob, has_magic
 from typing import Final, NamedTuple
 
@@ -152,7 +153,7 @@ def _require_private(disk: Disk) -> None:
     """
     place = disk.place
     for path in (place.root, place.base, f"{place.base}/tmp"):
-        if not os.path.lexists(path):
+        with suppress(FileExistsError):  # another client may begin at the same time
             os.mkdir(path, 0o700)
         require_private(path, f"--cache-dir {place.root}")
 

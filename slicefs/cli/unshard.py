@@ -17,10 +17,11 @@ from fsclient.cli.options.tell import tell
 from fsclient.volume.units import format_size
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
-from slicefs.checkpoint.layout import parse_step, real_steps
+from slicefs.checkpoint.layout import parse_step
 from slicefs.checkpoint.step import joined, url_below
 from slicefs.lifecycle.move import OpenTrees
-from slicefs.lifecycle.shards.layouts import AUTO, KINDS, LATEST, kinds_of, latest_tag
+from slicefs.lifecycle.run_steps import UNSHARDED, steps_of
+from slicefs.lifecycle.shards.layouts import AUTO, KINDS, LATEST, kinds_of
 from slicefs.lifecycle.transfer import TransferEnd
 from slicefs.lifecycle.unshard import unshard as unshard_step
 
@@ -110,22 +111,20 @@ def _pairs(
     at = stores.endpoint(src)
     if parse_step(at.path.rpartition("/")[2]) and not latest and number is None:
         return [(src, dst)]
-    entries = list(at.tree.list_dir(at.path))
-    names = real_steps(e.name for e in entries if e.is_dir)
-    sharded = [name for name in names if not name.endswith("-unsharded")]
-    files = {e.name for e in entries if not e.is_dir}
-    if number is None and LATEST in files:  # of DeepSpeed
-        tag = latest_tag(at.tree, at.path)
-        sharded = [n for n in sharded if n != tag] + [tag] if latest and tag else sharded
-    if not sharded and number is None and not latest and (kinds_of(files) or LATEST in files):
-        return [(src, dst)]
+    steps = steps_of(at)
+    numbered = [name for name in steps if parse_step(name)]  # others only where `latest` says so
     if number is not None:
-        sharded = [n for n in sharded if (p := parse_step(n)) and p.number == number]
-    if not sharded:
+        wanted = [name for name in numbered if (p := parse_step(name)) and p.number == number]
+    else:
+        wanted = steps[-1:] if latest else numbered
+    if not wanted and number is None and not latest:
+        files = {each.name for each in at.tree.list_dir(at.path) if not each.is_dir}
+        if LATEST in files or kinds_of(files):
+            return [(src, dst)]
+    if not wanted:
         raise ConfigError(f"{src}: has no such step: see `slicefs ckpt verify {src}`")
     target = stores.endpoint(dst)
-    wanted = sharded[-1:] if latest else sharded
-    return [(_below(at, name), _below(target, f"{name}-unsharded")) for name in wanted]
+    return [(_below(at, name), _below(target, f"{name}{UNSHARDED}")) for name in wanted]
 
 
 def _below(at: TransferEnd, name: str) -> str:

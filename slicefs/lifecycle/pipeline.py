@@ -22,15 +22,15 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from fsmeta.errors import ConfigError, Corrupt
 from fsmeta.runtime import Lock, Runtime
-from slicefs.checkpoint.layout import parse_step, real_steps
-from slicefs.checkpoint.step import joined
 from slicefs.client.parallel import Readers
 from slicefs.lifecycle.clean import CleanPolicy, judge, remove_run
 from slicefs.lifecycle.move import OpenTrees, move
+from slicefs.lifecycle.run_steps import UNSHARDED, is_sharded, steps_of
 from slicefs.lifecycle.transfer import Copier, TransferEnd, refuse_overlap
 from slicefs.lifecycle.unshard import unshard
 
@@ -176,7 +176,10 @@ class Pipeline:
                 count = remove_run(source, verdict)
                 done.append(f"removed, {count} files without a checkpoint")
                 return
-        for name in self._steps(source):
+        steps = self._steps(source)
+        if plan.delete_source and not plan.upload:
+            _require_all(steps, steps_of(source))
+        for name in steps:
             self._unshard(source, target, name, done)
         if plan.upload:
             copier = Copier(source, target, jobs=self._jobs, runtime=self._runtime)
@@ -188,20 +191,24 @@ class Pipeline:
             self._delete(source, target, done)
 
     def _steps(self, source: TransferEnd) -> list[str]:
-        """The steps that are to be unsharded: those with a `.metadata`."""
-        names = real_steps(each.name for each in source.tree.list_dir(source.path) if each.is_dir)
-        sharded = [n for n in names if source.tree.exists(source.at(joined(n, ".metadata")))]
-        wanted = {"none": [], "latest": sharded[-1:], "all": sharded}
-        return wanted[self._plan.unshard]
+        """The steps that are to be unsharded, of whatever kind. Raises: OSError, ConfigError."""
+        if self._plan.unshard == "none":
+            return []
+        if self._plan.unshard == "all":
+            return [name for name in steps_of(source) if is_sharded(source, name)]
+        newest = (name for name in reversed(steps_of(source)) if is_sharded(source, name))
+        return list(islice(newest, 1))
 
     def _unshard(
         self, source: TransferEnd, target: TransferEnd, name: str, done: list[str]
     ) -> None:
-        assert parse_step(name) is not None, "it was taken for a step"
         first = TransferEnd(source.tree, source.at(name))
-        second = TransferEnd(target.tree, target.at(f"{name}-unsharded"))
+        second = TransferEnd(target.tree, target.at(f"{name}{UNSHARDED}"))
         report = unshard(first, second)
-        done.append(f"{name}: {'was unsharded' if report.skipped else 'unsharded'}")
+        lost = f"; not kept, or not all of it: {', '.join(report.lost)}" if report.lost else ""
+        if lost and self._plan.delete_source and not self._plan.upload:
+            raise ConfigError(f"{name}: stays{lost}: set upload = true")
+        done.append(f"{name}: {'was unsharded' if report.skipped else 'unsharded'}{lost}")
 
     def _delete(self, source: TransferEnd, target: TransferEnd, done: list[str]) -> None:
         if self._plan.upload:
@@ -218,6 +225,13 @@ class Pipeline:
             self._finished.append(run)
             if self._plan.state:
                 _store(self._plan.state, self._finished)
+
+
+def _require_all(sharded: Sequence[str], steps: Iterable[str]) -> None:
+    """Raises: ConfigError where a step would be removed that was written nowhere."""
+    for name in steps:
+        if name not in sharded:
+            raise ConfigError(f"{name}: stays: is no sharded checkpoint: set upload = true")
 
 
 def _load(path: str) -> list[str]:

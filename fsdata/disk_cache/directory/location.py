@@ -65,13 +65,13 @@ class CacheLocation:
 
     def _write_id(self, made: bytes) -> bytes:
         """Write an id where there is none; the one that is there then. Raises: OSError."""
-        tmp = f"{self.root}/.{ID_FILE}.{self._mark}.{next(self._numbers)}"
-        self._files.create(tmp, (ID_MAGIC, made, b"\n"))
-        if self._read_id():  # another mount was faster
-            self._files.unlink(tmp)
-        else:
-            self._files.rename(tmp, f"{self.root}/{ID_FILE}")
-        return self._read_id() or made
+        with self._files.locked(f"{self.root}/.{ID_FILE}.lock"):  # others may begin as well
+            found = self._read_id()
+            if not found:
+                tmp = f"{self.root}/.{ID_FILE}.{self._mark}.{next(self._numbers)}"
+                self._files.create(tmp, (ID_MAGIC, made, b"\n"))
+                self._files.rename(tmp, f"{self.root}/{ID_FILE}")
+            return found or self._read_id() or made
 
     def is_present(self) -> bool:
         """Whether the directory is that of this disk, with the volume's part. Raises: OSError."""

@@ -223,6 +223,21 @@ def test_c1_what_came_between_look_and_claim_is_found(tmp_path: Path) -> None:
     claim.give_up()
 
 
+def test_c1_clients_that_begin_at_once_know_one_disk(tmp_path: Path) -> None:
+    for turn in range(50):
+        root = tmp_path / f"cache-{turn}"
+        start = threading.Barrier(4)
+
+        def begin(root: Path = root, start: threading.Barrier = start) -> bytes:
+            place = CacheLocation(RUNTIME, OsFiles(), str(root), "volume")
+            start.wait()
+            place.prepare()
+            return place.id
+
+        found = _together(*[begin] * 4)
+        assert len(set(found)) == 1, found
+
+
 def test_c1_the_file_of_claims_is_not_kept_open(tmp_path: Path) -> None:
     world = CacheWorld([tmp_path / "cache"])
     world.put(1)

@@ -15,6 +15,7 @@ from fsmeta.errors import ConfigError
 from slicefs.lifecycle.pipeline import parse_plan
 from slicefs.lifecycle.run_map import wandb_resolver
 from tests.slicefs.checkpoint.test_lifecycle import DCP, ckpt, listing, write
+from tests.slicefs.lifecycle.layouts import olmo_legacy, olmo_local, zero_flat
 
 PLAN = """
 target = "{base}/target"
@@ -75,6 +76,42 @@ def test_a_pipeline_is_run_again_where_it_was_interrupted(base: Path) -> None:
         assert (target / "config.yaml").read_bytes() in (b"a", b"b")
         assert (target / "step20/.metadata").read_bytes() == whole
         assert (target / "step20-unsharded/model.safetensors").stat().st_size > 0
+
+
+def test_steps_of_every_kind_are_unsharded(base: Path) -> None:
+    runs = base / "runs"
+    zero_flat(runs / "deep/global_step10", 2, 1)
+    zero_flat(runs / "deep/best", 2, 1)
+    write(runs / "deep/latest", b"best\n")
+    zero_flat(runs / "hf/checkpoint-5/global_step5", 2, 1)
+    write(runs / "hf/checkpoint-5/latest", b"global_step5")
+    olmo_local(runs / "olmo/step7", 2)
+    write(runs / "olmo/step9/model.pt", b"whole already")
+    olmo_legacy(runs / "old/step3", 2)
+    wanted = {"deep": "best", "hf": "checkpoint-5", "olmo": "step7", "old": "step3"}
+    code, out, err = ckpt("pipeline", "--dry-run", plan(base, *wanted))
+    assert (code, err) == (0, "")
+    assert all(f"would be unsharded: {step}\n" in out for step in wanted.values())
+    code, out, err = ckpt("pipeline", plan(base, *wanted))
+    assert (code, err) == (0, "")
+    for name, step in wanted.items():
+        assert (base / "target" / name / f"{step}-unsharded/model.safetensors").exists()
+    assert (base / "target/olmo/step9/model.pt").read_bytes() == b"whole already"
+    assert not (runs / "deep").exists()
+
+
+def test_a_source_that_the_result_does_not_have_stays(base: Path) -> None:
+    """Without an upload only what was unsharded is at the target."""
+    olmo_local(base / "runs/mixed/step7", 2)
+    write(base / "runs/mixed/step9/model.pt", b"whole already")
+    path = plan(base, "mixed", "a")
+    path.write_text(path.read_text().replace('"latest"', '"all"\nupload = false'))
+    before = listing(base / "runs/mixed")
+    code, _, err = ckpt("pipeline", path)
+    assert code == 1
+    assert "step9: stays: is no sharded checkpoint: set upload = true" in err
+    assert listing(base / "runs/mixed") == before
+    assert not (base / "runs/a").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from slicefs.client import client as client_module, connection, shared_copies
 from slicefs.client.client import Client
 from slicefs.data.source import Sample
 from slicefs.torch import IterableDataset, MapDataset
@@ -47,6 +49,38 @@ def loader(dataset: Any, workers: int, method: str | None = None, **more: Any) -
 
 def taken(batches: Any) -> list[int]:
     return [int(number) for batch in batches for number in batch]
+
+
+def misses(sample: Sample) -> Any:
+    """A transform: how often this worker's cache had to ask the store until now."""
+    (client,) = client_module._CLIENTS
+    cache: Any = client.connection().client.disk_cache
+    counted = cache.numbers()["disk_cache_misses_total"]
+    return torch.tensor([os.getpid(), int(counted), int(bytes(sample.data).split()[0])])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [MapDataset, IterableDataset])
+def test_workers_fetch_each_block_once(fs: Client, method: str, kind: Any) -> None:
+    """Each epoch has workers of its own; those of the second one find what the first have left."""
+    dataset = kind("", client=fs, glob="train/*", transform=misses)
+    if kind is IterableDataset:  # each worker reads everything
+        dataset = kind("", client=fs, glob="train/*", transform=misses, shard="none")
+    try:
+        epochs = []
+        for _ in range(2):
+            most: dict[int, int] = {}
+            seen: set[int] = set()
+            for batch in loader(dataset, 3, method):
+                for pid, count, number in batch.tolist():
+                    most[pid] = max(most.get(pid, 0), count)
+                    seen.add(number)
+            assert seen == set(range(COUNT))
+            epochs.append(sum(most.values()))
+        assert epochs == [COUNT, 0]
+    finally:
+        connection.COPIES.leave()
+    assert not os.path.exists(shared_copies.directory())
 
 
 def test_a_batch_of_a_map_dataset_is_one_read(fs: Client) -> None:
