@@ -15,6 +15,7 @@ Threading: one thread at a time.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -28,6 +29,7 @@ from fsmeta.errors import ConfigError
 MEMORY: Final = "/dev/shm"
 MEMORY_SHARE: Final = 8  # no more than an eighth of the memory
 USERS: Final = "users"
+TRIES: Final = 1000  # to use a directory that others come to and leave all the time
 SHM_SHARE: Final = 2  # nor than half of what the file system may take: others use it, too
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LIMITS: Final = (  # of a container, cgroups(7); a process elsewhere in the tree has the machine's
@@ -103,8 +105,8 @@ def _remove(path: str) -> None:
 
 def _joined(path: str) -> int:
     """A descriptor of the locked file of users. Raises: OSError, ConfigError."""
-    while True:
-        with suppress(FileNotFoundError):  # its last user has just removed the directory
+    for _ in range(TRIES):
+        with suppress(FileNotFoundError, FileExistsError):  # its last user is just removing it
             make_private(path)
             require_private(path, "shared copies")
             users = os.open(f"{path}/{USERS}", _FLAGS, 0o600)
@@ -112,6 +114,7 @@ def _joined(path: str) -> int:
             if _is_same(users, f"{path}/{USERS}"):
                 return users
             os.close(users)
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
 
 
 def _is_same(descriptor: int, path: str) -> bool:

@@ -3,8 +3,9 @@
 The same samples lie in a bucket as objects, in a bucket as tar shards (WebDataset), in a volume of
 SliceFS and in one of JuiceFS, all on one S3 server behind one proxy, which delays and counts
 requests. Each system reads a cold epoch and a warm one in a process of its own, with torch's
-DataLoader (s3fs: without), SliceFS without worker processes, the others with WORKERS. The peers'
-packages are looked for outside the repository; docs/PERFORMANCE.md says how they come there.
+DataLoader (s3fs: without) and WORKERS worker processes; SliceFS and the bucket's objects without,
+too. The peers' packages are looked for outside the repository; docs/PERFORMANCE.md says how they
+come there.
 """
 
 from __future__ import annotations
@@ -161,8 +162,10 @@ class _Bench:
         if SLICEFS.name in self._mounts:
             volume = self._mounts[SLICEFS.name]
             url = f"{volume.meta_url}#samples"
-            yield TrainRun(OURS, "slicefs-iterable", url, 0)
+            yield TrainRun(OURS, OURS, url, 0)
             yield TrainRun("slicefs-map", "slicefs-map", url, 0)
+            yield TrainRun(f"{OURS}-workers", OURS, url, WORKERS)
+            yield TrainRun("slicefs-map-workers", "slicefs-map", url, WORKERS)
             yield TrainRun("slicefs-mount", "files", str(volume.mountpoint / "samples"), WORKERS)
         yield TrainRun("slicefs-bucket", "slicefs-map", "s3://samples/plain", 0)
         if (PEERS / "s3torchconnector").is_dir():
