@@ -31,7 +31,10 @@ Shard: TypeAlias = Literal["rank_worker", "worker", "none"]
 
 
 def _plain(sample: Sample) -> bytes:
-    return bytes(sample.data)
+    data, held = sample.data, sample.data.obj
+    if isinstance(held, bytes) and len(held) == len(data):
+        return held  # what was cut out of a block is no one else's
+    return bytes(data)
 
 
 def _source(

@@ -178,6 +178,7 @@ class _Bench:
             mount = self._mounts[JUICEFS.name].mountpoint
             yield TrainRun("juicefs-mount", "files", str(mount / "samples"), WORKERS)
         yield TrainRun("plain", "files", str(self._plain), 0)
+        yield TrainRun("plain-workers", "files", str(self._plain), WORKERS)
 
     def measure(self, delay_ms: float, found: Results) -> None:
         """One cold and one warm epoch of each system."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 BATCH = 64
+BUFFER_BYTES = 512 << 20
 
 
 class _Files:
@@ -52,16 +53,24 @@ def _files(url: str, workers: int) -> Iterable[list[bytes]]:
     return _loader(_Files(url), workers)
 
 
+def _client(url: str) -> Any:
+    """A client whose memory has room for all samples; None for a bucket."""
+    from slicefs.client.client import Client
+
+    return None if url.startswith("s3://") else Client(url, buffer_size=BUFFER_BYTES)
+
+
 def _slicefs_map(url: str, workers: int) -> Iterable[list[bytes]]:
     from slicefs.torch import MapDataset
 
-    return _loader(MapDataset(url), workers)
+    return _loader(MapDataset(url, client=_client(url)), workers)
 
 
 def _slicefs_iterable(url: str, workers: int) -> Iterable[list[bytes]]:
     from slicefs.torch import IterableDataset
 
-    return _loader(IterableDataset(url, shuffle=True, batch_size=BATCH), workers, shuffle=False)
+    dataset = IterableDataset(url, client=_client(url), shuffle=True, batch_size=BATCH)
+    return _loader(dataset, workers, shuffle=False)
 
 
 def _s3torch(url: str, workers: int) -> Iterable[list[bytes]]:
