@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from fsmeta.errors import Conflict, Fenced, LimitExceeded, NotEmpty, Outdated
-from fsmeta.store.contract import FENCE_FIELD, Commit, Key
+from fsmeta.store.contract import FENCE_FIELD, Commit, Key, has_tail
 from fsmeta.store.writes import (
     BESIDE,
     NO_LIMIT,
@@ -56,7 +56,8 @@ def apply_commit(view: FieldView, commit: Commit, add: Adder | None = None) -> N
     if commit.fence is not None and _already_applied(view, commit, commit.fence):
         return
     for row, field, expected in commit.checks:
-        if view.get(row, field) != expected:
+        found = view.get(row, field)
+        if found != expected and not ((row, field) in commit.tails and has_tail(found, expected)):
             raise Conflict(f"{row!r} {field!r} has changed")
     for row in commit.empties:
         if not view.is_empty(row):

@@ -13,6 +13,9 @@ A commit holds
 - checks: values (or absences) the verb relied on; any difference is a `Conflict`;
 - glances: those of the checks that an engine need not hold to the end of its transaction: a commit
   that changes such a value also shifts, or sets, a counter that this commit adds to;
+- tails: those of the checks for which it is enough that a value has the same length and the same
+  end. Such a value grows only by what is appended to it, together with another value that the
+  commit checks, or is exchanged for one that means the same;
 - empties: rows that must hold no field, else `NotEmpty` (checks come first);
 - writes: see `store/writes`. They apply in order, but a field that Merge, Add or Shift changes
   may be touched by no other kind of write of the same commit (Add and Shift are one kind), nor its
@@ -48,6 +51,8 @@ COMMIT_OPS_ENOUGH: Final = COMMIT_OPS_MAX // 2
 # Of any commit, which blocks Redis for about 0.3 s then. Only what counts in thousands of
 # directories above it comes near; it is refused beyond.
 COMMIT_OPS_LIMIT: Final = 1 << 15
+TAIL_FROM: Final = 128  # bytes of a value from which on its end is compared
+TAIL_BYTES: Final = 64  # of that end: two records of slices
 SUMS: Final = frozenset({b"U", b"Q"})  # schema.USAGE, schema.ACCOUNTS
 
 EDITION: Final = b"1"  # of the settings that a volume begins with
@@ -59,6 +64,13 @@ def is_table(row: bytes) -> bool:
 
 
 Key: TypeAlias = tuple[bytes, bytes]
+
+
+def has_tail(found: bytes | None, expected: bytes | None) -> bool:
+    """Whether `found` is what a check of the tail `expected` lets through."""
+    if found is None or expected is None or len(expected) < TAIL_FROM:
+        return found == expected
+    return len(found) == len(expected) and found[-TAIL_BYTES:] == expected[-TAIL_BYTES:]
 
 
 class Call(NamedTuple):
@@ -85,6 +97,7 @@ class Commit(NamedTuple):
     # rows to leave untracked; the answer has each Merge's result in them
     busy: Collection[bytes] = ()
     durable: bool = False  # once it is answered it survives a power loss, as after `sync`
+    tails: Collection[Key] = ()  # keys of `checks`, and perhaps of others
 
 
 class Applied(NamedTuple):

@@ -55,6 +55,7 @@ class BatchTxn:
         self._cleared: dict[bytes, None] = {}  # those of them that the store still has
         self._rows: set[bytes] = set()  # all that is written
         self._looked: set[Key] = set()  # checks that some step has not only glanced at
+        self._whole: set[Key] = set()  # those of which the tail is not enough for some step
 
     def step(self) -> Txn:
         """For the next verb."""
@@ -190,6 +191,7 @@ class BatchTxn:
         for key, value in checks:
             self._base[key] = txn.reads[key] = value
             self._note_unvalidated(key, step)
+            self._note_tail(key, step)
         for row in step.empties:
             txn.empties.append(row)
             self._begun.add(row)
@@ -206,6 +208,16 @@ class BatchTxn:
         elif key not in self._looked:
             self._txn.glances = self._txn.glances or set()
             self._txn.glances.add(key)
+
+    def _note_tail(self, key: Key, step: Txn) -> None:
+        """The end of a value is enough where it is for all steps."""
+        if step.tails and key in step.tails and key not in self._whole:
+            self._txn.tails = self._txn.tails or set()
+            self._txn.tails.add(key)
+        else:
+            self._whole.add(key)
+            if self._txn.tails:
+                self._txn.tails.discard(key)
 
     def _require_fit(self, step: Txn) -> list[tuple[Key, bytes | None]]:
         """What the store has to have at what a step has read of it. Raises: Unfit."""

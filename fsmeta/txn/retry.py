@@ -217,9 +217,9 @@ class Transactor:
         contended, busy, begun = self.cache.busy, _NO_ROWS, 0.0
         if contended.has_any() or len(reads) > WATCHED_MAX:
             begun, busy = contended.now(), self._unwatched(txn)
-        empties, edition, glances = txn.empties, txn.edition, txn.glances or ()
+        empties, edition, glances, tails = txn.empties, txn.edition, txn.glances or (), txn.tails
         values = (fence, worker, number, checks, empties, writes, edition, glances)
-        commit = _new(Commit, (*values, call, busy, txn.durable))
+        commit = _new(Commit, (*values, call, busy, txn.durable, tails or ()))
         try:
             applied = self._send(commit)
         except LimitExceeded as error:
@@ -252,6 +252,8 @@ class Transactor:
             leased = leased and not applied.held
         if busy:
             unwatched = Unwatched(busy, begun, () if applied is None else applied.merged)
+        if tails:  # of these the commit has proven less
+            checks = [check for check in checks if check[:2] not in tails]
         ended = self.cache.settle(mark, empties, writes, leased, checks, unwatched)
         if ended:
             self._notices.ended(ended)

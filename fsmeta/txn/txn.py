@@ -60,7 +60,7 @@ class Txn:
     __slots__ = (
         "_cache", "_store", "_vouched_only",
         "cached", "durable", "edition", "empties", "fence", "first", "glances", "reads", "requests",
-        "writes",
+        "tails", "writes",
     )  # fmt: skip
 
     def __init__(self, store: Reads, cache: Memory, vouched_only: bool, edition: bytes) -> None:
@@ -72,6 +72,7 @@ class Txn:
         self.glances: set[Key] | None = (
             None  # of the reads, those that `read_unvalidated` alone has made
         )
+        self.tails: set[Key] | None = None  # of the reads, those of `compare_tail`
         self.empties: list[bytes] = []
         self.writes: list[Write] = []
         self.requests = 0  # times the store was asked
@@ -96,6 +97,8 @@ class Txn:
         if key in self.reads:
             if self.glances:
                 self.glances.discard(key)
+            if self.tails:
+                self.tails.discard(key)
             return self.reads[key]
         value = self._cache.get(key[0], key[1], self._vouched_only)
         if not isinstance(value, Missing):
@@ -146,6 +149,8 @@ class Txn:
         """
         if self.glances:
             self.glances.difference_update(keys)
+        if self.tails:
+            self.tails.difference_update(keys)
         reads, remembered, vouched_only = self.reads, self._cache.get, self._vouched_only
         unread: list[Key] = []
         wanted: list[Key] = []
@@ -245,6 +250,8 @@ class Txn:
         """Let the commit check a value that `get_row` brought."""
         if self.glances:
             self.glances.discard((row, field))
+        if self.tails:
+            self.tails.discard((row, field))
         self.reads[(row, field)] = value
 
     def is_cached(self, row: bytes, field: bytes) -> bool:
@@ -257,6 +264,15 @@ class Txn:
             self.cached = True
             self.reads[(row, field)] = value
 
+    def compare_tail(self, row: bytes, field: bytes) -> None:
+        """Let the commit check of what was read there the length and the end: `Commit.tails`.
+
+        The last thing that a verb does with it: another read has the whole of it checked.
+        """
+        if self.tails is None:
+            self.tails = set()
+        self.tails.add((row, field))
+
     def drop_check(self, row: bytes, field: bytes) -> None:
         """Let the commit not check what was read there: the verb would do the same otherwise."""
         self.reads.pop((row, field), None)
@@ -265,6 +281,8 @@ class Txn:
         """`expect` of what has been read before. Raises: Conflict where it was another value."""
         if self.glances:
             self.glances.discard((row, field))
+        if self.tails:
+            self.tails.discard((row, field))
         if self.reads.setdefault((row, field), value) != value:
             raise Conflict("it changed between two reads")
 

@@ -102,6 +102,8 @@ def write(
         or index * CHUNK_BYTES + min(each.pos for each in new) < attr.size
     ]
     txn.get_many(overlapped)
+    for key in overlapped:  # compaction leaves what is covered, and any other change shows in `v`
+        txn.compare_tail(*key)
     used = attr.used
     for index, new in by_chunk.items():
         field = keys.chunk_field(index)

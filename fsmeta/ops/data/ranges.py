@@ -175,8 +175,10 @@ def _clear(txn: Txn, attr: Attr, span: Span) -> tuple[int, int]:
         if not after:
             txn.delete(row, field)
             bury(txn, slices.unpack_slices(attr.ino, index, value))
-        elif after != before:
-            txn.append(row, field, slices.pack_slices([zeros]))
+        else:
+            txn.compare_tail(row, field)  # as in `extent.write`
+            if after != before:
+                txn.append(row, field, slices.pack_slices([zeros]))
         grown += after - before
     return end, grown
 

@@ -25,7 +25,15 @@ from fsmeta.errors import (
     StoreRolledBack,
     Unavailable,
 )
-from fsmeta.store.contract import FENCE_FIELD, Applied, Commit, is_table
+from fsmeta.store.contract import (
+    FENCE_FIELD,
+    TAIL_BYTES,
+    TAIL_FROM,
+    Applied,
+    Commit,
+    Key,
+    is_table,
+)
 from fsmeta.store.redis import snapshot
 from fsmeta.store.redis.connection import Channel, NoScript
 from fsmeta.store.redis.rollback import Answers
@@ -75,19 +83,23 @@ class RedisCommits:
 
     def commit(self, commit: Commit) -> Applied | None:
         """See `Store`."""
-        session, worker, sequence, checks, empties, writes, edition, _, _, busy, _ = commit
+        session, worker, sequence, checks, empties, writes, edition, _, _, busy, _, tails = commit
         links, answers, fence = self._main.links, self._answers, session
         keys: Collection[bytes] = _watched(commit)
         if self._prefix:
             keys = [self._prefix + row for row in keys] or self._keyless
             fence, checks, empties, writes = _prefixed(commit, self._prefix)
         flat: list[object] = []
+        ends: list[object] = []
         for row, field, value in checks:
-            flat += (row, field, False if value is None else value)
+            if tails and value and len(value) >= TAIL_FROM and self._is_key(row, field, tails):
+                ends += (row, field, len(value), value[-TAIL_BYTES:])
+            else:
+                flat += (row, field, False if value is None else value)
         number = sequence.to_bytes(8, "big")
         known, after = answers.proof(session, number) if session else (b"", b"")
         head = (fence or False, worker, number, flat, empties, writes)
-        body = as_msgpack((*head, self._notes, known, after, edition))
+        body = as_msgpack((*head, self._notes, known, after, edition, ends))
         mode = self._mode + b"m" if busy else self._mode
         try:
             if self._plainly:
@@ -107,6 +119,10 @@ class RedisCommits:
             if links and self._main.links != links:
                 self._ask_again(session, worker, number)
         return Applied(merged=reply) if merged else None
+
+    def _is_key(self, row: bytes, field: bytes, keys: Collection[Key]) -> bool:
+        """Whether a field of a row, as Redis names it, is one of `keys`."""
+        return (row[len(self._prefix) :], field) in keys
 
     def _send(self, keys: Collection[bytes], body: bytes, mode: bytes, commit: Commit) -> Any:
         """The answer of the commit script, which `--redis-wait` lets wait for replicas."""

@@ -13,7 +13,7 @@
 -- Returns 0 applied (with `m`: the merged records), 1 conflict, 2 fenced, 3 not empty, 4 gone back,
 -- 5 outdated, or the tag of the limit exceeded.
 local call, pcall, sub = redis.call, redis.pcall, string.sub
-local fence, worker, sequence, checks, empties, writes, notes, known, latest, edition =
+local fence, worker, sequence, checks, empties, writes, notes, known, latest, edition, ends =
   unpack(cmsgpack.unpack(ARGV[1]))
 
 local function above(value, limit)
@@ -35,6 +35,7 @@ if ARGV[2] then
     local rows = {}
     if fence then rows[1] = fence end
     for i = 1, #checks, 3 do rows[#rows + 1] = checks[i] end
+    for i = 1, #ends, 4 do rows[#rows + 1] = ends[i] end
     for i = 1, #empties do rows[#rows + 1] = empties[i] end
     for i = 1, #writes do rows[#rows + 1] = writes[i][2] end
     for i = 1, #rows, 1000 do call('EXISTS', unpack(rows, i, math.min(i + 999, #rows))) end
@@ -64,6 +65,13 @@ if fence then
 end
 for i = 1, #checks, 3 do
   if call('HGET', checks[i], checks[i + 1]) ~= checks[i + 2] then return 1 end
+end
+local held = {} -- long values as they are, until a write to their row
+for i = 1, #ends, 4 do -- the length and the end of those are enough
+  local row, field, length, tail = unpack(ends, i, i + 3)
+  local found = call('HGET', row, field)
+  if not found or #found ~= length or sub(found, -#tail) ~= tail then return 1 end
+  held[row] = {field, found}
 end
 for i = 1, #empties do
   if call('EXISTS', empties[i]) == 1 then return 3 end
@@ -166,6 +174,7 @@ local paired = false
 for i = 1, #writes do
   local write = writes[i]
   local op = write[1]
+  if op < 3 then held[write[2]] = nil end
   if paired then
     paired = false -- this one went with the last
   elseif op == 0 then
@@ -182,7 +191,10 @@ for i = 1, #writes do
     call('UNLINK', write[2])
     if write[2] == fence then fence = nil end -- nothing is left to remember
   elseif op == 4 then
-    call('HSET', write[2], write[3], (call('HGET', write[2], write[3]) or '') .. write[4])
+    local known = held[write[2]]
+    local before = known and known[1] == write[3] and known[2] or call('HGET', write[2], write[3])
+    held[write[2]] = nil
+    call('HSET', write[2], write[3], (before or '') .. write[4])
   elseif op == 5 then
     call('HSET', write[2], write[3], merged[i])
     if told then told[#told + 1] = merged[i] end

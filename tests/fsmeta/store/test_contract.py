@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from fsmeta.errors import Conflict, LimitExceeded, NotEmpty, StoreError, Unavailable
-from fsmeta.store.contract import Commit, Store
+from fsmeta.store.contract import TAIL_BYTES, TAIL_FROM, Commit, Store
 from fsmeta.store.writes import Append, Delete, DeleteRow, Merge, Put, Write
 from tests.fsmeta.engines import Engine, add, change, dump
 
@@ -171,6 +171,69 @@ def test_not_empty_only_where_all_checks_hold(store: Store) -> None:
     store.commit(change(Delete(A, b"x")))
     store.commit(change(write, empties=[A]))
     assert _row(store, C) == {b"y": b"2"}
+
+
+LONG = b"." * (TAIL_FROM - TAIL_BYTES) + b"t" * TAIL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("there", "believed", "as_tail", "whole"),
+    [
+        pytest.param(LONG, LONG, True, True, id="same"),
+        pytest.param(b"," + LONG[1:], LONG, True, False, id="other middle"),
+        pytest.param(LONG[:-1] + b"u", LONG, False, False, id="other end"),
+        pytest.param(b"." + LONG, LONG, False, False, id="longer"),
+        pytest.param(LONG[1:], LONG, False, False, id="shorter"),
+        pytest.param(None, LONG, False, False, id="vanished"),
+        pytest.param(LONG, None, False, False, id="appeared"),
+        pytest.param(b"," + LONG[2:], LONG[1:], False, False, id="short, so compared whole"),
+    ],
+)
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_tail_is_a_length_and_an_end(
+    store: Store,
+    there: bytes | None,
+    believed: bytes | None,
+    as_tail: bool,
+    whole: bool,
+    writes: bool,
+) -> None:
+    _put(store, A, y=b"1", **({} if there is None else {"x": there}))
+    commit = change(*([Put(B, b"z", b"2")] if writes else []), checks=[(A, b"x", believed)])
+    for tails, holds in (((), whole), ({(A, b"y")}, whole), ({(A, b"x")}, as_tail)):
+        if holds:
+            store.commit(commit._replace(tails=tails))
+            continue
+        with pytest.raises(Conflict):
+            store.commit(commit._replace(tails=tails))
+
+
+@pytest.mark.parametrize(
+    ("writes", "left"),
+    [
+        pytest.param([Append(A, b"x", b"+")], LONG + b"+", id="append"),
+        pytest.param([Append(A, b"x", b"+"), Append(A, b"x", b"-")], LONG + b"+-", id="twice"),
+        pytest.param([Put(A, b"x", b"n"), Append(A, b"x", b"+")], b"n+", id="after a put"),
+        pytest.param([Delete(A, b"x"), Append(A, b"x", b"+")], b"+", id="after a deletion"),
+        pytest.param([DeleteRow(A), Append(A, b"x", b"+")], b"+", id="after that of the row"),
+        pytest.param(
+            [Append(A, b"y", b"-"), Put(A, b"z", b"1"), Append(A, b"x", b"+")],
+            LONG + b"+",
+            id="after others",
+        ),
+    ],
+)
+@pytest.mark.parametrize("tails", [{(A, b"x")}, {(A, b"x"), (A, b"y")}])
+def test_what_is_appended_to_a_tail(
+    store: Store, writes: list[Write], left: bytes, tails: set[tuple[bytes, bytes]]
+) -> None:
+    other = LONG.upper()
+    _put(store, A, x=LONG, y=other)
+    checks = [(A, b"x", LONG), (A, b"y", other)]
+    store.commit(change(*writes, checks=checks)._replace(tails=tails))
+    assert store.read([(A, b"x")]) == [left]
+    if writes[0] == Append(A, b"y", b"-"):
+        assert store.read([(A, b"y")]) == [other + b"-"]
 
 
 # --- writes --------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from fsmeta.ops.data.long_chunks import LONG_BYTES, covered_with, slices_of
 from fsmeta.ops.data.ranges import KEEP_SIZE, PUNCH_HOLE
 from fsmeta.schema.slices import SLICE_BYTES, hole, pack_slices
 from fsmeta.slices import covered, resolve
+from fsmeta.store.redis.script import as_msgpack
 from fsmeta.types import CHUNK_BYTES, ROOT_CALLER, ROOT_INO, Ino, Slice, SliceId
 from tests.fsmeta.engines import Engine
 
@@ -77,6 +78,54 @@ def test_a_small_change_costs_the_same_however_many_slices_there_are(
     shown = resolve(meta.read_chunk(ino, 0))
     used = sum(part.length for part in shown if part.slice is not None)
     assert meta.getattr(ROOT_CALLER, ino).used == used
+
+
+@pytest.mark.parametrize("engine", ["redis"], indirect=True)
+@pytest.mark.parametrize("change", [_punch, _write])
+def test_a_small_change_tells_redis_the_end_of_the_list(
+    engine: Engine, change: Callable[[Meta, Ino, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = engine.meta()
+    ino = _full_chunk(meta)
+    pages = Random(1).sample(range(1, PAGES, 2), 500)
+    told: list[int] = []
+
+    def counted(body: object) -> bytes:
+        told.append(len(packed := as_msgpack(body)))
+        return packed
+
+    monkeypatch.setattr("fsmeta.store.redis.commit.as_msgpack", counted)
+    for page in pages:
+        change(meta, ino, page)
+    assert len(meta.read_chunk(ino, 0)) * SLICE_BYTES > 10_000
+    assert max(told[-20:]) < 600
+
+
+def test_two_clients_change_one_chunk(engine: Engine) -> None:
+    """Each has the list of the other's past, and compactions come in between."""
+    metas = engine.meta(), engine.meta()
+    ino = _full_chunk(metas[0])
+    random = Random(5)
+    for _ in range(150 if engine.name in ("mem", "sqlite") else 60):
+        meta = random.choice(metas)
+        page = random.randrange(40)
+        choice = random.random()
+        if choice < 0.45:
+            _punch(meta, ino, page)
+        elif choice < 0.9:
+            _write(meta, ino, page)
+        else:
+            old = meta.read_chunk(ino, 0)
+            some = old[: random.randrange(1, len(old) + 1)]
+            new = [
+                Slice(part.pos, meta.new_slice_id(), part.length, 0, part.length)
+                for part in resolve(some)
+                if part.slice is not None
+            ]
+            meta.compact_chunk(ino, 0, some, new)
+    shown = resolve(metas[0].read_chunk(ino, 0))
+    used = sum(part.length for part in shown if part.slice is not None)
+    assert [meta.getattr(ROOT_CALLER, ino).used for meta in metas] == [used, used]
 
 
 def test_what_is_remembered_is_what_the_bytes_say() -> None:
