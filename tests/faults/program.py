@@ -28,6 +28,7 @@ from tests.support.waiting import STOOD_STILL
 
 REPOSITORY = Path(__file__).parents[2]
 SLICEFS = os.path.join(os.path.dirname(sys.executable), "slicefs")
+DYING_S = 5.0  # of a killed process, which lets go of its locks at the end
 COMMAND_S = 100  # longer than any command waits for anything
 _WORTH_A_LOOK = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^Exception|^Fatal")
 _KILLED_LONG_AGO = r"session \d+ sent no heartbeat for \d+ s: it is ended"
@@ -106,11 +107,14 @@ class Mount:
         assert self.has_ended()
 
     def kill(self) -> None:
-        """SIGKILL the client and take its mount away; it may take a moment to die."""
+        """SIGKILL the client and take its mount away; what hangs below it may outlive this."""
         assert self.ends_with_client, "a mount that is to die is made with --no-supervisor"
         self.was_killed = True
         os.kill(self.pid, signal.SIGKILL)
         subprocess.run(["umount", "-l", self.path], check=True, capture_output=True)
+        deadline = time.monotonic() + DYING_S
+        while not self.has_ended() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def has_ended(self) -> bool:
         """Whether all threads of the client are gone; init may take a moment to bury it."""
