@@ -66,7 +66,8 @@ class StoreTimer:
         """Ask the store."""
         begun = self._runtime.monotonic()
         answer = ask()
-        self.average_s += (self._runtime.monotonic() - begun - self.average_s) / AVERAGE_OF
+        took_s = self._runtime.monotonic() - begun
+        self.average_s += (took_s - self.average_s) / (AVERAGE_OF if self.average_s else 1)
         return answer
 
 

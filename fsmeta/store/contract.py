@@ -99,6 +99,11 @@ class Commit(NamedTuple):
     durable: bool = False  # once it is answered it survives a power loss, as after `sync`
     tails: Collection[Key] = ()  # keys of `checks`, and perhaps of others
 
+    def proven(self) -> Sequence[tuple[bytes, bytes, bytes | None]]:
+        """The checks that say all of a value, once they have held."""
+        tails = self.tails
+        return [each for each in self.checks if each[:2] not in tails] if tails else self.checks
+
 
 class Applied(NamedTuple):
     """What an engine says of a commit that was applied, if anything."""

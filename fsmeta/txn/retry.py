@@ -252,9 +252,7 @@ class Transactor:
             leased = leased and not applied.held
         if busy:
             unwatched = Unwatched(busy, begun, () if applied is None else applied.merged)
-        if tails:  # of these the commit has proven less
-            checks = [check for check in checks if check[:2] not in tails]
-        ended = self.cache.settle(mark, empties, writes, leased, checks, unwatched)
+        ended = self.cache.settle(mark, empties, writes, leased, commit.proven(), unwatched)
         if ended:
             self._notices.ended(ended)
 

@@ -253,7 +253,7 @@ class StagedStore:
             raise
         else:
             leased = self._inner.has_leases()
-            self.beneath.settle(mark, commit.empties, commit.writes, leased, commit.checks)
+            self.beneath.settle(mark, commit.empties, commit.writes, leased, commit.proven())
         finally:
             with self._cond:
                 self._accept.landed(commit)

@@ -20,7 +20,7 @@ from fsmeta.runtime import SystemRuntime
 from slicefs.checkpoint.layout import parse_step
 from slicefs.checkpoint.step import joined, url_below
 from slicefs.lifecycle.move import OpenTrees
-from slicefs.lifecycle.run_steps import UNSHARDED, steps_of
+from slicefs.lifecycle.run_steps import UNSHARDED, numbered_steps, steps_of
 from slicefs.lifecycle.shards.layouts import AUTO, KINDS, LATEST, kinds_of
 from slicefs.lifecycle.transfer import TransferEnd
 from slicefs.lifecycle.unshard import unshard as unshard_step
@@ -111,7 +111,7 @@ def _pairs(
     at = stores.endpoint(src)
     if parse_step(at.path.rpartition("/")[2]) and not latest and number is None:
         return [(src, dst)]
-    steps = steps_of(at)
+    steps = steps_of(at) if number is None else numbered_steps(at)
     numbered = [name for name in steps if parse_step(name)]  # others only where `latest` says so
     if number is not None:
         wanted = [name for name in numbered if (p := parse_step(name)) and p.number == number]

@@ -30,7 +30,7 @@ from fsmeta.errors import ConfigError, Fenced, LimitExceeded, StoreError, StoreF
 from fsmeta.types import Caller
 from slicefs.client.fork_guard import guard_of
 from slicefs.client.parallel import RUNTIME
-from slicefs.client.shared_copies import SharedCopies, capacity_bytes, directory
+from slicefs.client.shared_copies import FREE_RATIO, SharedCopies, capacity_bytes, directory
 
 SHARED: Final = "memory"  # in place of a cache directory: memory that processes share
 COPIES: Final = SharedCopies()
@@ -131,7 +131,8 @@ def _cache_options(settings: Settings) -> CacheOptions:
         return CacheOptions(directories=settings.cache_dir or NONE, size=settings.cache_size)
     if not COPIES.join():
         return CacheOptions()
-    return CacheOptions(directories=directory(), size=str(capacity_bytes()))
+    size = str(capacity_bytes())
+    return CacheOptions(directories=directory(), size=size, free_ratio=FREE_RATIO)
 
 
 def as_oserror(error: Exception, path: object = None) -> OSError:

@@ -10,7 +10,7 @@ same time one fetches (`fsdata/disk_cache/directory/fetch_claims`).
 The last process to leave removes the directory. A process that is killed loses its lock, so the
 directory stays only where the last one was killed, and until the next one ends.
 
-Threading: one thread at a time.
+Threading: any thread.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from contextlib import suppress
 from typing import Final
 
 from fsclient.volume.cache_options import SIZE_BYTES_MIN
-from fsdata.resources.private_paths import make_private, require_private
+from fsdata.resources.private_paths import make_private, open_folder, require_private
 from fsmeta.errors import ConfigError
+from slicefs.client.parallel import RUNTIME
 
 MEMORY: Final = "/dev/shm"
 MEMORY_SHARE: Final = 8  # no more than an eighth of the memory
 USERS: Final = "users"
 TRIES: Final = 1000  # to use a directory that others come to and leave all the time
-SHM_SHARE: Final = 2  # nor than half of what the file system may take: others use it, too
+FREE_RATIO: Final = 0.5  # of the file system: torch passes tensors there
+SHM_MIN: Final = 1 << 30  # a container has 64 MiB by default, which it needs itself
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LIMITS: Final = (  # of a container, cgroups(7); a process elsewhere in the tree has the machine's
     "/sys/fs/cgroup/memory.max",
@@ -49,8 +51,9 @@ def capacity_bytes() -> int:
         found = os.statvfs(MEMORY)
     except OSError:
         return 0
-    most = min(_memory_bytes() // MEMORY_SHARE, found.f_blocks * found.f_frsize // SHM_SHARE)
-    return most if most >= SIZE_BYTES_MIN else 0
+    size = found.f_blocks * found.f_frsize
+    most = min(_memory_bytes() // MEMORY_SHARE, int(size * (1 - FREE_RATIO)))
+    return most if size >= SHM_MIN and most >= SIZE_BYTES_MIN else 0
 
 
 def _memory_bytes() -> int:
@@ -67,39 +70,53 @@ class SharedCopies:
 
     def __init__(self) -> None:
         self._users = -1  # a descriptor of the file that its users lock
+        self._lock = RUNTIME.lock()
 
     def join(self) -> bool:
         """Use the directory, until `leave`; whether it can be used."""
-        if self._users < 0 and capacity_bytes():
-            with suppress(OSError, ConfigError):
-                self._users = _joined(directory())
-        return self._users >= 0
+        with self._lock:
+            if self._users < 0 and capacity_bytes():
+                with suppress(OSError, ConfigError):
+                    self._users = _joined(directory())
+            return self._users >= 0
 
     def leave(self) -> None:
         """End the use. The last one removes the directory."""
-        if self._users < 0:
-            return
-        with suppress(OSError):  # others use it: the last of them will remove it
-            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(directory())
-        self.forget()
+        with self._lock:
+            if self._users < 0:
+                return
+            with suppress(OSError):  # others use it: the last of them will remove it
+                fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(directory(), self._users)
+            os.close(self._users)
+            self._users = -1
 
     def forget(self) -> None:
-        """Let go of the descriptor, which after a fork is the parent's, too."""
+        """In a forked child: the descriptor is the parent's, too, and so may be the lock."""
+        self._lock = RUNTIME.lock()
         if self._users >= 0:
             os.close(self._users)
             self._users = -1
 
 
-def _remove(path: str) -> None:
-    """Remove the directory; the file of users last, so that no new one finds half of it."""
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            elif entry.name != USERS:
-                os.unlink(entry.path)
-    os.unlink(f"{path}/{USERS}")
+def _remove(path: str, users: int) -> None:
+    """Remove the directory, if it is the one of the locked file `users`: another one may have come
+    in its place, or a link. That file goes last, so that no new user finds half of it.
+    """
+    at = open_folder(path, os.O_NOFOLLOW)
+    try:
+        if not os.path.samestat(os.fstat(users), os.stat(USERS, dir_fd=at, follow_symlinks=False)):
+            return
+        with os.scandir(at) as entries:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_folder in found:
+            if is_folder:
+                shutil.rmtree(name, dir_fd=at)
+            elif name != USERS:
+                os.unlink(name, dir_fd=at)
+        os.unlink(USERS, dir_fd=at)
+    finally:
+        os.close(at)
     os.rmdir(path)
 
 

@@ -10,13 +10,14 @@ remove are made, by several threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from fsmeta.errors import ConfigError, Corrupt
 from slicefs.checkpoint.layout import is_run, real_steps
 from slicefs.checkpoint.step import joined
 from slicefs.client.parallel import Readers
+from slicefs.lifecycle.shards.layouts import LATEST, kinds_of
 from slicefs.lifecycle.tar_index import is_archive, tar_names
 from slicefs.lifecycle.transfer import TransferEnd
 from slicefs.lifecycle.verify import verify_step
@@ -74,6 +75,9 @@ def judge(run: TransferEnd, rules: CleanPolicy) -> RunVerdict:
         raise ConfigError(f"{run.tree.url}/{run.path}: is not there: name a run's directory")
     if not (rules.bypass_run_verification or is_run(names)):
         return RunVerdict("non-run", "does not look like a run: no step, no config.yaml with logs")
+    others = other_checkpoint(names)
+    if others:
+        return RunVerdict("keep", f"has {others}")
     steps = real_steps(folders)
     reasons = []
     for name in reversed(steps):
@@ -127,9 +131,17 @@ def _archive(run: TransferEnd, rules: CleanPolicy) -> RunVerdict:
     if not (rules.bypass_run_verification or is_run(tops) or is_run(below)):
         return RunVerdict("non-run", "the archive does not look like a run")
     steps = real_steps(known)
-    if steps:
-        return RunVerdict("keep", f"has {steps[-1]}")
+    kept = steps[-1] if steps else other_checkpoint(known)
+    if kept:
+        return RunVerdict("keep", f"has {kept}")
     return RunVerdict("remove", "no step beyond 0", 1, info.size)
+
+
+def other_checkpoint(names: Collection[str]) -> str:
+    """What says that there is a checkpoint that is no numbered step: DeepSpeed's file `latest`,
+    shards without a directory of their own. Whether it is whole is not looked at.
+    """
+    return LATEST if LATEST in names else "".join(kinds_of(names)[:1])
 
 
 def remove_run(run: TransferEnd, verdict: RunVerdict) -> int:

@@ -5,7 +5,8 @@
     clean = true                      # remove runs without a checkpoint, do nothing else with them
     unshard = "latest"                # latest, all, or none: written to TARGET/NAME/stepN-unsharded
     upload = true                     # copy the run as it is, too
-    delete_source = true              # once all of it is at the target and was read back
+    delete_source = true              # once all of it is at the target and was read back; without
+                                      # upload the shards of what was unsharded, and nothing else
     state = "pipeline.json"           # runs that are done; they are not looked at again
 
     [names]                           # NAME of a run; without a line it is the run's own
@@ -22,7 +23,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any, Final, NamedTuple
 
 from fsmeta.errors import ConfigError, Corrupt
@@ -55,6 +56,10 @@ class PipelinePlan(NamedTuple):
     def name_of(self, run: str) -> str:
         """Where a run goes, below the target."""
         return self.names.get(run) or run.rstrip("/").rpartition("/")[2]
+
+    def target_of(self, run: str) -> str:
+        """The URL of that."""
+        return f"{self.target.rstrip('/')}/{self.name_of(run)}"
 
 
 class PipelineOutcome(NamedTuple):
@@ -90,11 +95,24 @@ def parse_plan(text: str, where: str) -> PipelinePlan:
         raise ConfigError(f"{where}: unshard = {plan.unshard!r}: use {', '.join(_UNSHARD)}")
     if plan.delete_source and not plan.upload and plan.unshard != "all":
         raise ConfigError(f'{where}: delete_source needs upload = true, or unshard = "all"')
-    names = [plan.name_of(run) for run in plan.runs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{where}: two runs would go to {twice!r}: name them in [names]")
+    _require_apart(plan, where)
     return plan
+
+
+def _require_apart(plan: PipelinePlan, where: str) -> None:
+    """Raises: ConfigError where two runs, or what they become, lie in each other."""
+    for one, other in combinations(plan.runs, 2):
+        for first, second, remedy in (
+            (one, other, "leave one of them out"),
+            (plan.target_of(one), plan.target_of(other), "name them in [names]"),
+        ):
+            try:
+                refuse_overlap(first, second)
+            except ConfigError:
+                what = "is" if first == second else "overlaps"
+                raise ConfigError(
+                    f"{where}: two runs meet: {first!r} {what} {second!r}: {remedy}"
+                ) from None
 
 
 def _typed(found: Mapping[str, Any], name: str, kind: type, default: Any, where: str) -> Any:
@@ -163,7 +181,7 @@ class Pipeline:
         return [found[run] for run in self._plan.runs]
 
     def _ends(self, run: str) -> tuple[TransferEnd, TransferEnd]:
-        target = f"{self._plan.target.rstrip('/')}/{self._plan.name_of(run)}"
+        target = self._plan.target_of(run)
         refuse_overlap(run, target)
         return self._stores.endpoint(run), self._stores.endpoint(target)
 
@@ -176,10 +194,7 @@ class Pipeline:
                 count = remove_run(source, verdict)
                 done.append(f"removed, {count} files without a checkpoint")
                 return
-        steps = self._steps(source)
-        if plan.delete_source and not plan.upload:
-            _require_all(steps, steps_of(source))
-        for name in steps:
+        for name in self._steps(source):
             self._unshard(source, target, name, done)
         if plan.upload:
             copier = Copier(source, target, jobs=self._jobs, runtime=self._runtime)
@@ -187,17 +202,24 @@ class Pipeline:
             done.append(f"{report.copied} files copied, {report.skipped} were there")
             if report.failures:
                 raise OSError(5, "; ".join(report.failures[:3]), run)
-        if plan.delete_source:
-            self._delete(source, target, done)
+            if plan.delete_source:
+                self._move(source, target, done)
 
     def _steps(self, source: TransferEnd) -> list[str]:
-        """The steps that are to be unsharded, of whatever kind. Raises: OSError, ConfigError."""
+        """The steps that are to be unsharded, of whatever kind. Raises: OSError, ConfigError.
+
+        One that has its result beside it, which an upload copies as it is, is left as it is.
+        """
         if self._plan.unshard == "none":
             return []
-        if self._plan.unshard == "all":
-            return [name for name in steps_of(source) if is_sharded(source, name)]
-        newest = (name for name in reversed(steps_of(source)) if is_sharded(source, name))
-        return list(islice(newest, 1))
+        there = {each.name for each in source.tree.list_dir(source.path)}
+        wanted = (name for name in reversed(steps_of(source)) if is_sharded(source, name))
+        steps = list(islice(wanted, 1 if self._plan.unshard == "latest" else None))
+        return [
+            name
+            for name in reversed(steps)
+            if not (self._plan.upload and f"{name}{UNSHARDED}" in there)
+        ]
 
     def _unshard(
         self, source: TransferEnd, target: TransferEnd, name: str, done: list[str]
@@ -206,18 +228,19 @@ class Pipeline:
         second = TransferEnd(target.tree, target.at(f"{name}{UNSHARDED}"))
         report = unshard(first, second)
         lost = f"; not kept, or not all of it: {', '.join(report.lost)}" if report.lost else ""
-        if lost and self._plan.delete_source and not self._plan.upload:
-            raise ConfigError(f"{name}: stays{lost}: set upload = true")
         done.append(f"{name}: {'was unsharded' if report.skipped else 'unsharded'}{lost}")
+        if self._plan.delete_source and not self._plan.upload:
+            if lost:
+                raise ConfigError(f"{name}: stays{lost}: set upload = true")
+            count = unshard(first, second, delete_sharded=True).deleted
+            done.append(f"{name}: {count} shards removed, and nothing else")
 
-    def _delete(self, source: TransferEnd, target: TransferEnd, done: list[str]) -> None:
-        if self._plan.upload:
-            copier = Copier(source, target, jobs=self._jobs, runtime=self._runtime)
-            report = move(source, target, copier)
-            if report.copy.failures or report.left:
-                raise OSError(5, f"changed meanwhile and stays: {', '.join(report.left)}")
-        else:
-            source.tree.remove_tree(source.path)
+    def _move(self, source: TransferEnd, target: TransferEnd, done: list[str]) -> None:
+        """Remove what is at the target now. Raises: OSError where there is more."""
+        copier = Copier(source, target, jobs=self._jobs, runtime=self._runtime)
+        report = move(source, target, copier)
+        if report.copy.failures or report.left:
+            raise OSError(5, f"changed meanwhile and stays: {', '.join(report.left)}")
         done.append("source removed")
 
     def _finish(self, run: str) -> None:
@@ -225,13 +248,6 @@ class Pipeline:
             self._finished.append(run)
             if self._plan.state:
                 _store(self._plan.state, self._finished)
-
-
-def _require_all(sharded: Sequence[str], steps: Iterable[str]) -> None:
-    """Raises: ConfigError where a step would be removed that was written nowhere."""
-    for name in steps:
-        if name not in sharded:
-            raise ConfigError(f"{name}: stays: is no sharded checkpoint: set upload = true")
 
 
 def _load(path: str) -> list[str]:

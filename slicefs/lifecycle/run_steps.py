@@ -13,18 +13,19 @@ from slicefs.lifecycle.transfer import TransferEnd
 UNSHARDED = "-unsharded"  # ends the name of the result
 
 
+def numbered_steps(run: TransferEnd) -> list[str]:
+    """The steps of a run but results of unshards, by number. Raises: OSError."""
+    names = real_steps(each.name for each in run.tree.list_dir(run.path) if each.is_dir)
+    return [name for name in names if not name.endswith(UNSHARDED)]
+
+
 def steps_of(run: TransferEnd) -> list[str]:
-    """The steps of a run but results of unshards, by number; the one that `latest` names last.
+    """`numbered_steps`; the one that `latest` names is the last, whatever its name is.
 
     Raises: OSError, ConfigError where `latest` names a step that is not there.
     """
-    entries = list(run.tree.list_dir(run.path))
-    names = real_steps(each.name for each in entries if each.is_dir)
-    steps = [name for name in names if not name.endswith(UNSHARDED)]
-    if any(each.name == LATEST and not each.is_dir for each in entries):
-        tag = latest_tag(run.tree, run.path)
-        steps = [*(name for name in steps if name != tag), *([tag] if tag else ())]
-    return steps
+    steps, tag = numbered_steps(run), latest_tag(run.tree, run.path)
+    return steps if tag is None else [*(name for name in steps if name != tag), tag]
 
 
 def is_sharded(run: TransferEnd, step: str) -> bool:

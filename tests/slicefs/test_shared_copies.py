@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +38,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A place of this test's own for shared copies; children that are forked have it, too."""
     tmp_path.chmod(0o700)
     monkeypatch.setattr(shared_copies, "MEMORY", str(tmp_path))
+    monkeypatch.setattr(connection, "FREE_RATIO", 0.0)  # it is a disk that is nearly full, perhaps
     yield tmp_path
     connection.COPIES.leave()
     assert list(tmp_path.glob("slicefs-*")) == []
@@ -217,6 +220,42 @@ assert os.path.isdir(directory())
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=JOIN_S, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a3_another_directory_in_its_place_is_left_alone(memory: Path) -> None:
+    """It is removed at logout, and then made by another process, or by an attacker as a link."""
+    place = memory / f"slicefs-{os.geteuid()}"
+    for plant in ("link", "directory"):
+        copies = SharedCopies()
+        assert copies.join()
+        shutil.rmtree(place)
+        home = memory / "home" if plant == "link" else place
+        (home / "kept").mkdir(parents=True)
+        (home / "users").write_bytes(b"")
+        if plant == "link":
+            place.symlink_to(home)
+        copies.leave()
+        assert (home / "kept").is_dir()
+        if plant == "link":
+            place.unlink()
+    shutil.rmtree(place)
+
+
+def test_a3_threads_that_begin_at_once_use_it_once(memory: Path) -> None:
+    for _ in range(30):
+        copies = SharedCopies()
+        threads = [threading.Thread(target=copies.join) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        copies.leave()
+        assert not (memory / f"slicefs-{os.geteuid()}").exists()
+
+
+def test_a3_a_small_file_system_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_copies, "SHM_MIN", 1 << 60)
+    assert capacity_bytes() == 0
 
 
 def test_a3_the_limit_of_a_container_counts(

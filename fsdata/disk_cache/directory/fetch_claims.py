@@ -7,7 +7,7 @@ the same time. The first one claims it: a lock of one byte of the file, which th
 from a process that dies. The others look into the cache again until the copy is there. They wait
 for a bounded time, so a claim that lasts costs time and never a read.
 
-`DiskCache` calls it. Threading: any method from any thread.
+`DiskCache` calls it. Threading: any method from any thread. `_lock` is a leaf.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from fsmeta.runtime import Runtime
 
 FIRST_PAUSE_S: Final = 0.001
 PAUSE_S_MAX: Final = 0.02
-WAIT_S_MIN: Final = 0.5
+FIRST_WAIT_S: Final = 0.5
+WAIT_S_MIN: Final = 0.05  # a copy has to be written, too
 STORE_FACTOR: Final = 4  # a wait ends after so many times what a request to the store takes
+IDLE_S: Final = 1.0  # without claims, after a wait that has brought nothing
+CLAIMS_MAX: Final = 64
 _OFFSET_BITS: Final = 62  # of the 63 that an offset of a file has
 
 T = TypeVar("T")
@@ -32,22 +35,24 @@ T = TypeVar("T")
 class FetchClaim:
     """The right to fetch an object, until it is given up or the process ends."""
 
-    __slots__ = ("_at", "_file")
+    __slots__ = ("_at", "_ended", "_file")
 
-    def __init__(self, file: CacheFile | None, at: int) -> None:
+    def __init__(self, file: CacheFile | None, at: int, ended: Callable[[], None]) -> None:
         """`file`: where its byte `at` is locked; None where nothing is."""
         self._file = file
         self._at = at
+        self._ended = ended
 
     def give_up(self) -> None:
         """There is a copy of the object now, or there will be none."""
         file, self._file = self._file, None
         if file is not None:
+            self._ended()
             with suppress(OSError):  # the disk is gone, and the lock with it
                 file.unlock_byte(self._at)  # a process that was forked may have the file open, too
 
 
-NO_CLAIM: Final = FetchClaim(None, 0)  # other processes may fetch the same
+NO_CLAIM: Final = FetchClaim(None, 0, lambda: None)  # other processes may fetch the same
 
 
 class FetchClaims:
@@ -57,7 +62,10 @@ class FetchClaims:
         self._runtime = runtime
         self._files = files
         self._path = path
-        self.waits = 0  # for other processes; threads may miss each other's
+        self._lock = runtime.lock()
+        self._claimed = 0  # claims that are held; guarded by _lock
+        self._idle_until = 0.0  # nothing is claimed before: threads may miss each other's
+        self.waits = 0  # for other processes; likewise
 
     def claim(
         self, lock: Callable[[], FetchClaim | None], look: Callable[[], T | None], wait_s: float
@@ -90,21 +98,42 @@ class FetchClaims:
             found = look()
             if found is not None or mine is not None:
                 return found, mine or NO_CLAIM
+        self._idle_until = self._runtime.monotonic() + IDLE_S  # copies are slow, or a fetch hangs
         return None, NO_CLAIM
 
     def lock(self, name: str) -> FetchClaim | None:
         """Lock the byte of an object; None where another process has it."""
-        at = _offset(name)
+        if self._runtime.monotonic() < self._idle_until or not self._begin():
+            return NO_CLAIM
+        at, claim = _offset(name), NO_CLAIM
         try:
             file = self._files.open_locks(self._path)  # not kept: its disk may be to be unmounted
-            return FetchClaim(file, at) if file.lock_byte(at) else None
-        except OSError:  # no such locks there, or what reads and writes of the disk tell as well
-            return NO_CLAIM
+            if not file.lock_byte(at):
+                return None
+            claim = FetchClaim(file, at, self._end)
+        except OSError:
+            pass  # no such locks there, or what reads and writes of the disk tell as well
+        finally:
+            if claim is NO_CLAIM:
+                self._end()
+        return claim
+
+    def _begin(self) -> bool:
+        """Whether there may be one more claim: each has a descriptor."""
+        with self._lock:
+            if self._claimed == CLAIMS_MAX:
+                return False
+            self._claimed += 1
+            return True
+
+    def _end(self) -> None:
+        with self._lock:
+            self._claimed -= 1
 
 
 def patience_s(store_s: float) -> float:
-    """How long to wait for another process, where a request to the store takes `store_s`."""
-    return max(WAIT_S_MIN, STORE_FACTOR * store_s)
+    """How long to wait for another process, where a request takes `store_s`, or 0: not known."""
+    return max(WAIT_S_MIN, STORE_FACTOR * store_s) if store_s else FIRST_WAIT_S
 
 
 def _offset(name: str) -> int:

@@ -21,6 +21,7 @@ from fsdata.disk_cache.directory.disk import Disk, DiskUsage
 from fsdata.disk_cache.directory.fetch_claims import NO_CLAIM, FetchClaim, patience_s
 from fsdata.disk_cache.directory.format import BadFile, Extents
 from fsdata.disk_cache.directory.health import Health, HealthState
+from fsdata.disk_cache.directory.open_copies import OUR_FAULT
 from fsdata.resources.worker_pool import WorkerPool
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
 
@@ -223,7 +224,9 @@ class CacheDir:
     def _met(self, error: OSError, writing: bool = False) -> None:
         """Say what an error means for the disk."""
         why = error.strerror or str(error)
-        if writing and error.errno in _NOT_WRITABLE:
+        if error.errno in OUR_FAULT:
+            log.debug("cache disk %s: %s", self.disk.place.root, why)
+        elif writing and error.errno in _NOT_WRITABLE:
             self.health.pause(why)
         elif error.errno in _TAKEN_AWAY and self._is_present():
             log.debug("cache disk %s: %s; another mount was faster", self.disk.place.root, error)

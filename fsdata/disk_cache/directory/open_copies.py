@@ -19,7 +19,7 @@ from fsdata.disk_cache.directory.location import CacheLocation
 from fsmeta.runtime import Runtime
 
 TOUCH_S: Final = 300.0  # a file's mtime tells when it was used, no finer than this
-_OUR_FAULT: Final = (errno.EMFILE, errno.ENFILE)
+OUR_FAULT: Final = (errno.EMFILE, errno.ENFILE)  # of an open: this process has too many files
 
 
 class OpenedCopy(NamedTuple):
@@ -72,7 +72,7 @@ class OpenCopies:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno not in _OUR_FAULT:
+            if error.errno not in OUR_FAULT:
                 raise
             self.close()
             return None

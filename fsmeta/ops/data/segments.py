@@ -35,7 +35,8 @@ def join(txn: Txn, segment: OpenSegment, ino: Ino, last: bool) -> None:
         txn.expect(keys.CLONES, segment.field, segment.pack())
     elif txn.get(keys.CLONES, segment.field) != segment.pack():
         raise Voided(f"segment {segment.id} was left by our session, which others have ended")
-    before = txn.reads.get((keys.inode_row(ino), keys.chunk_field(0)))
+    chunk = (keys.inode_row(ino), keys.chunk_field(0))
+    before = txn.get(*chunk) if chunk in txn.reads else None  # all of it is checked from here on
     if any(each.id == segment.id for each in slices.unpack_slices(ino, 0, before)):
         if last:  # this use is counted already: the file was written over, or copied to by others
             _close(txn, segment)

@@ -223,6 +223,62 @@ def test_c1_what_came_between_look_and_claim_is_found(tmp_path: Path) -> None:
     claim.give_up()
 
 
+def test_c1_a_process_has_a_bounded_number_of_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a descriptor until its copy is written."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(fetch_claims, "CLAIMS_MAX", 3)
+    claims = FetchClaims(RUNTIME, OsFiles(), f"{tmp_path}/fetching")
+    other = FetchClaims(RUNTIME, OsFiles(), f"{tmp_path}/fetching")
+    held = [claims.lock(f"chunks-{number}") for number in range(5)]
+    assert [each is NO_CLAIM for each in held] == [False, False, False, True, True]
+    assert other.lock("chunks-0") is None
+    for each in held:
+        assert each is not None
+        each.give_up()
+        each.give_up()
+    assert [claims.lock(f"chunks-{number}") is NO_CLAIM for number in range(3)] == [False] * 3
+    assert claims.lock("chunks-3") is NO_CLAIM
+
+
+def test_c1_a_wait_that_brings_nothing_is_not_repeated_at_once(tmp_path: Path) -> None:
+    """A disk whose writes hang slows a reader once a second, and not at each miss."""
+    tmp_path.chmod(0o700)
+    path = f"{tmp_path}/fetching"
+    both = [FetchClaims(RUNTIME, OsFiles(), path) for _ in range(2)]
+    held = [both[0].lock(f"chunks-{number}") for number in range(10)]
+    begun = time.monotonic()
+    for number in range(10):
+        lock = partial(both[1].lock, f"chunks-{number}")
+        assert both[1].claim(lock, lambda: None, 0.3) == (None, NO_CLAIM)
+    assert both[1].waits == 1
+    assert time.monotonic() - begun > 0.3
+    assert None not in held
+
+
+def test_c1_too_many_open_files_are_no_fault_of_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = CacheWorld([tmp_path / "cache"])
+    world.put(1)
+    world.put(2)
+
+    def too_many(*_: object) -> CacheFile:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    for name in ("create", "open", "open_locks"):
+        monkeypatch.setattr(OsFiles, name, too_many)
+    assert world.right(1)
+    assert world.right(2)
+    world.settle()
+    monkeypatch.undo()
+    assert world.state() == "HEALTHY"
+    assert world.right(1)
+    world.settle()
+    world.close()
+
+
 def test_c1_clients_that_begin_at_once_know_one_disk(tmp_path: Path) -> None:
     for turn in range(50):
         root = tmp_path / f"cache-{turn}"

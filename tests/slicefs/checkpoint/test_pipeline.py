@@ -100,18 +100,68 @@ def test_steps_of_every_kind_are_unsharded(base: Path) -> None:
     assert not (runs / "deep").exists()
 
 
-def test_a_source_that_the_result_does_not_have_stays(base: Path) -> None:
-    """Without an upload only what was unsharded is at the target."""
-    olmo_local(base / "runs/mixed/step7", 2)
-    write(base / "runs/mixed/step9/model.pt", b"whole already")
+def test_without_upload_only_shards_of_results_go(base: Path) -> None:
+    run = base / "runs/mixed"
+    olmo_local(run / "step7", 2)
+    for name in ("step9/model.pt", "step7/notes.txt", "best/model.pt", "step5-unsharded/model.pt"):
+        write(run / name, b"in no result")
     path = plan(base, "mixed", "a")
     path.write_text(path.read_text().replace('"latest"', '"all"\nupload = false'))
-    before = listing(base / "runs/mixed")
-    code, _, err = ckpt("pipeline", path)
-    assert code == 1
-    assert "step9: stays: is no sharded checkpoint: set upload = true" in err
-    assert listing(base / "runs/mixed") == before
-    assert not (base / "runs/a").exists()
+    before = {name: listing(base / "runs" / name) for name in ("mixed", "a")}
+    code, out, err = ckpt("pipeline", path)
+    assert (code, err) == (0, "")
+    assert "shards removed, and nothing else" in out
+    gone = set(before["mixed"]) - set(listing(run))
+    shards = {f"step7/{kind}/rank{rank}.pt" for kind in ("model", "optim") for rank in (0, 1)}
+    assert gone == shards
+    assert (base / "target/mixed/step7-unsharded/model.safetensors").exists()
+    gone = set(before["a"]) - set(listing(base / "runs/a"))
+    assert {name.rpartition("/")[2].rpartition(".")[2] for name in gone} == {"distcp", "metadata"}
+    assert ckpt("pipeline", path)[0] == 0
+
+
+def test_a_result_in_the_source_is_copied_as_it_is(base: Path) -> None:
+    write(base / "runs/a/step20-unsharded/model.pt", b"made by the trainer")
+    code, _, err = ckpt("pipeline", plan(base, "a"))
+    assert (code, err) == (0, "")
+    target = base / "target/entity/project/ipzq9ab9"
+    assert listing(target / "step20-unsharded") == ["model.pt"]
+    assert (target / "step20/.metadata").exists()
+
+
+@pytest.mark.parametrize("shards", ["best", "."])
+def test_a_checkpoint_without_a_number_is_no_reason_to_clean(base: Path, shards: str) -> None:
+    run = base / "runs/deep"
+    write(run / "config.yaml", b"c")
+    write(run / "wandb/log", b"l")
+    zero_flat(run / shards, 2, 1)
+    if shards != ".":
+        write(run / "latest", b"best\n")
+    before = listing(run)
+    for words in (("clean", run), ("pipeline", plan(base, "deep"))):
+        text = ckpt(*words)[1]
+        assert "1 of 1 runs removed" not in text
+        assert "without a checkpoint" not in text
+        if words[0] == "clean":
+            assert listing(run) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ({"a": "m", "b": "m/"}, "name them in"),
+        ({"a": "m", "b": "./m"}, "name them in"),
+        ({"a": "m", "b": "m/step5"}, "name them in"),
+        ({"a": "m", "a/": "n"}, "leave one of them out"),
+        ({"a": "m", "a/b": "n"}, "leave one of them out"),
+    ],
+)
+def test_runs_that_meet_are_refused(base: Path, names: dict[str, str], why: str) -> None:
+    lines = "\n".join(f'"{base}/runs/{run}" = "{name}"' for run, name in names.items())
+    runs = ", ".join(f'"{base}/runs/{run}"' for run in names)
+    text = f'target = "{base}/t"\nruns = [{runs}]\n[names]\n{lines}'
+    with pytest.raises(ConfigError, match=why):
+        parse_plan(text, "plan.toml")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +173,7 @@ def test_a_source_that_the_result_does_not_have_stays(base: Path) -> None:
         ('target = "t"\nruns = ["r"]\ncolour = 1', "knows no 'colour'"),
         ('target = "t"\nruns = ["r"]\nunshard = "some"', "use none, latest, all"),
         ('target = "t"\nruns = ["r"]\nupload = false\ndelete_source = true', "delete_source"),
-        ('target = "t"\nruns = ["a/r", "b/r"]', "two runs would go to 'r'"),
+        ('target = "t"\nruns = ["a/r", "b/r"]', "two runs meet"),
     ],
 )
 def test_a_wrong_plan_is_one_line(text: str, why: str) -> None:
