@@ -208,6 +208,13 @@ def test_a_tail_is_a_length_and_an_end(
             store.commit(commit._replace(tails=tails))
 
 
+def test_a_tail_proves_no_value() -> None:
+    checks = [(A, b"x", LONG), (A, b"y", b"1")]
+    commit = change(checks=checks)
+    assert commit.proven() == checks
+    assert commit._replace(tails={(A, b"x"), (B, b"x")}).proven() == checks[1:]
+
+
 @pytest.mark.parametrize(
     ("writes", "left"),
     [

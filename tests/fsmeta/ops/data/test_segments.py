@@ -75,6 +75,30 @@ def test_golden_bytes() -> None:
     assert unpack_open(segment.field, segment.pack()) == segment
 
 
+@pytest.mark.parametrize("engine", ["mem"], indirect=True)
+def test_a_file_that_was_written_before_is_checked_as_a_whole(engine: Engine) -> None:
+    """O6: whether a segment is listed already is in the middle of the list, not at its end."""
+    meta = engine.meta()
+    segment = open_one(meta, 2)
+    ino = meta.create(ROOT_CALLER, ROOT_INO, b"f", 0o100644).ino
+    for number in range(8):
+        piece = Slice(number * BYTES, meta.new_slice_id(), BYTES, 0, BYTES)
+        meta.write_slices(ino, [(0, piece)], (number + 1) * BYTES, 1)
+    piece = part(segment.id, segment.size, 0, Slice(0, SliceId(1), BYTES, 0, BYTES))
+    tails: list[set[tuple[bytes, bytes]]] = []
+
+    def verb(txn: Txn) -> None:
+        extent.write(txn, Env(ROOT_CALLER, 1, meta.format.limits), ino, [(0, piece)], 0, 1, None)
+        tails.append(set(txn.tails or ()))
+        segments.join(txn, segment, ino, False)
+        tails.append(set(txn.tails or ()))
+
+    meta.transactor.run(verb)
+    assert tails == [{(keys.inode_row(ino), keys.chunk_field(0))}, set()]
+    join(meta, segment, 1, last=True)
+    clean(engine)
+
+
 def test_uses_are_counted_at_every_moment(engine: Engine) -> None:
     """O6: files come and go, and as long as one more will come the segment stays."""
     meta = engine.meta()
