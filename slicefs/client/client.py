@@ -21,8 +21,9 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 from weakref import WeakSet
 
-from fsclient.volume.cache_options import SIZE
-from fsdata.resources.memory_budget import BUFFER_BYTES
+from fsclient.volume.cache_options import NONE, SIZE
+from fsclient.volume.units import format_size
+from fsdata.resources.memory_budget import BUFFER_BYTES, BUFFER_BYTES_MIN
 from fsmeta.errors import ConfigError
 from fsmeta.store.url import shown_url
 from fsmeta.types import Caller, Slice
@@ -31,13 +32,14 @@ from slicefs.client import bulk, durable, files
 from slicefs.client.batches import BatchReader, Prefetch
 from slicefs.client.bulk import KnownFile
 from slicefs.client.connection import (
-    COPIES,
     SHARED,
     Connection,
     Settings,
     after_fork,
     parse_bytes,
+    parse_seconds,
     process_umask,
+    use_copies,
 )
 from slicefs.client.namespace import Namespace
 from slicefs.client.parallel import RUNTIME
@@ -45,6 +47,8 @@ from slicefs.client.paths import CallerView, Path
 from slicefs.client.ranges import MAX_GAP_BYTES, Item
 from slicefs.client.volumes import split_volume_url
 
+HEARTBEAT_S_MIN: Final = 0.01
+ID_MAX: Final = (1 << 32) - 1  # (uid_t) -1 stands for no user
 FILE_BUFFER_BYTES: Final = 1 << 20  # as the kernel's largest request
 _CLIENTS: Final[WeakSet[Client]] = WeakSet()
 
@@ -54,12 +58,12 @@ class Client(Namespace):
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         uid: int | None = None,
         gid: int | None = None,
         groups: Sequence[int] | None = None,
-        cache_dir: str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         cache_size: int | str = SIZE,
         **options: Any,
     ) -> None:
@@ -71,19 +75,19 @@ class Client(Namespace):
         `buffer_size`, `staging_dir` (write-back), `heartbeat`, `meta_timeout`, `store_options`,
         `upload_limit`, `download_limit` (bytes a second). Raises: ConfigError.
         """
-        meta, path = split_volume_url(url)
+        meta, path = split_volume_url(os.fspath(url))
         caller = _caller(uid, gid, groups)
         self._settings = Settings(
             url=meta,
             path=path,
             caller=caller,
             umask=int(options.pop("umask", process_umask())),
-            cache_dir=cache_dir or "",
+            cache_dir=_cache_dir(cache_dir),
             cache_size=str(cache_size),
-            buffer_bytes=parse_bytes(options.pop("buffer_size", BUFFER_BYTES), "buffer_size"),
+            buffer_bytes=_buffer_bytes(options.pop("buffer_size", BUFFER_BYTES)),
             staging_dir=str(options.pop("staging_dir", "") or ""),
-            heartbeat_s=float(options.pop("heartbeat", 5.0)),
-            meta_timeout_s=float(options.pop("meta_timeout", 0.0)),
+            heartbeat_s=parse_seconds(options.pop("heartbeat", 5.0), "heartbeat", HEARTBEAT_S_MIN),
+            meta_timeout_s=parse_seconds(options.pop("meta_timeout", 0.0), "meta_timeout"),
             store_options=tuple(options.pop("store_options", ())),
             upload_bytes_s=parse_bytes(options.pop("upload_limit", 0), "upload_limit"),
             download_bytes_s=parse_bytes(options.pop("download_limit", 0), "download_limit"),
@@ -119,7 +123,7 @@ class Client(Namespace):
     def hold_copies(self) -> None:
         """Keep what processes share by `share_copies` at least as long as this process runs."""
         if not self._settings.cache_dir:
-            COPIES.join()
+            use_copies()
 
     def share_copies(self) -> None:
         """Share copies of blocks with other processes of this host, as `cache_dir="memory"` does.
@@ -130,6 +134,15 @@ class Client(Namespace):
             connected = self._connection is not None and self._connection.alive
             if not self._settings.cache_dir and not connected:
                 self._settings = self._settings._replace(cache_dir=SHARED)
+
+    @property
+    def path(self) -> str:
+        """Where relative paths begin in the volume."""
+        return os.fsdecode(self._top)
+
+    def is_of(self, meta: str) -> bool:
+        """Whether it is a client of the volume with this metadata URL."""
+        return meta == self._settings.url
 
     def connection(self) -> Connection:
         """The connection of this process, made if need be. Raises: ConfigError, OSError."""
@@ -247,6 +260,9 @@ class Client(Namespace):
 def _caller(uid: int | None, gid: int | None, groups: Sequence[int] | None) -> Caller:
     """By default this process's; the groups of another user are not looked up."""
     own = uid is None and gid is None
+    for name, each in (("uid", uid), ("gid", gid), *(("groups", each) for each in groups or ())):
+        if each is not None and not (isinstance(each, int) and 0 <= each < ID_MAX):
+            raise ConfigError(f"{name}: {each!r} is no id: use a number from 0 to {ID_MAX - 1}")
     if groups is None:
         groups = own_groups() if own else ()
     return Caller(
@@ -255,6 +271,25 @@ def _caller(uid: int | None, gid: int | None, groups: Sequence[int] | None) -> C
         tuple(groups),
         os.getpid(),
     )
+
+
+def _cache_dir(value: str | os.PathLike[str] | None) -> str:
+    """Raises: ConfigError for what may be a mistake: a relative name is some directory's."""
+    text = os.fspath(value or "")
+    for each in text.split(":") if text not in ("", NONE, SHARED) else ():
+        if not os.path.isabs(os.path.expanduser(each)):
+            raise ConfigError(
+                f'cache_dir: {each!r}: use an absolute path, "{SHARED}", or "{NONE}" for no copies'
+            )
+    return text
+
+
+def _buffer_bytes(value: int | str) -> int:
+    """Raises: ConfigError."""
+    found = parse_bytes(value, "buffer_size")
+    if found < BUFFER_BYTES_MIN:
+        raise ConfigError(f"buffer_size: {value!r}: at least {format_size(BUFFER_BYTES_MIN)}")
+    return found
 
 
 def _buffered(raw: files.RawFile, mode: files.Mode, size: int) -> Any:

@@ -14,6 +14,7 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf, nan
 from typing import Any, Final, NamedTuple
 
 from fsclient.cli.options.key_options import offered
@@ -129,9 +130,9 @@ def _cache_options(settings: Settings) -> CacheOptions:
     """Where copies of blocks are kept; nowhere if they can't be kept in shared memory."""
     if settings.cache_dir != SHARED:
         return CacheOptions(directories=settings.cache_dir or NONE, size=settings.cache_size)
-    if not COPIES.join():
+    if not use_copies():
         return CacheOptions()
-    size = str(capacity_bytes())
+    size = str(min(capacity_bytes(), parse_size(settings.cache_size)))
     return CacheOptions(directories=directory(), size=size, free_ratio=FREE_RATIO)
 
 
@@ -158,12 +159,23 @@ def process_umask() -> int:
 
 def parse_bytes(value: int | str, name: str) -> int:
     """A size as a number or with a unit. Raises: ConfigError."""
-    if isinstance(value, int):
+    if isinstance(value, int) and value >= 0:
         return value
     try:
-        return parse_size(value)
+        return parse_size(str(value))
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"{name}: {value!r} is no size: use a number or 64MiB") from error
+
+
+def parse_seconds(value: float | str, name: str, least: float = 0.0) -> float:
+    """A time in seconds, `least` or more. Raises: ConfigError."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = nan
+    if not least <= found < inf:
+        raise ConfigError(f"{name}: {value!r}: use a number of seconds from {least:g} on")
+    return found
 
 
 # --- the end of the process, and forks ---------------------------------------------------------
@@ -198,6 +210,21 @@ def close_all() -> None:
     for connection in list(_LIVE):
         with suppress(OSError, StoreError):
             connection.close()
+
+
+def use_copies() -> bool:
+    """Have shared copies as long as this process runs; whether that can be."""
+    if not COPIES.join():
+        return False
+    from multiprocessing import util
+
+    # behind the end of its worker processes, which are ended by a signal and do not leave
+    util.Finalize(None, _leave_copies, exitpriority=-1)
+    return True
+
+
+def _leave_copies() -> None:
+    close_all()
     COPIES.leave()
 
 

@@ -91,7 +91,10 @@ class SampleSource:
         wanted = matcher(glob)
         found = [(info.path, info.size) for info in tree.list() if wanted(info.path)]
         if not found:
-            raise ConfigError(f"{url}: no file matches {glob!r}: check the URL and the pattern")
+            where = url or tree.url
+            if glob == EVERYTHING:
+                raise ConfigError(f"{where}: has no files, or is no directory: check the URL")
+            raise ConfigError(f"{where}: no file matches {glob!r}: check the URL and the pattern")
         return cls(tree, found)
 
     @classmethod

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from fsmeta.errors import ConfigError
+from fsmeta.store.url import shown_url
 from slicefs.client.volumes import is_volume_url, split_volume_url
 
 if TYPE_CHECKING:
@@ -37,14 +38,13 @@ _GOOGLE: Final = "https://storage.googleapis.com"
 def open_tree(url: str | os.PathLike[str], *, client: Client | None = None) -> Tree:
     """The tree that a URL names; nothing is connected before its first use.
 
-    `client`: the volume to use for a path in it, in place of one of the tree's own.
+    `client`: the volume to use in place of one of the tree's own, for a path as the client takes
+    it, relative ones below the path of its URL, or for a URL of the same volume.
     Raises: ConfigError.
     """
     text = os.fspath(url)
     if client is not None:
-        from slicefs.stores.volume import VolumeTree
-
-        return VolumeTree(client, split_volume_url(text)[1] if is_volume_url(text) else text)
+        return _of_client(text, client)
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _directory(text)
@@ -57,6 +57,19 @@ def open_tree(url: str | os.PathLike[str], *, client: Client | None = None) -> T
     if is_volume_url(text):
         return _volume(text)
     raise ConfigError(f"URL scheme {scheme!r} is unknown: {HELP}")
+
+
+def _of_client(text: str, client: Client) -> Tree:
+    """Raises: ConfigError."""
+    from slicefs.stores.volume import VolumeTree
+
+    if "://" not in text:
+        return VolumeTree(client, text if text.startswith("/") else f"{client.path}/{text}")
+    if is_volume_url(text):
+        meta, path = split_volume_url(text)
+        if client.is_of(meta):
+            return VolumeTree(client, path)
+    raise ConfigError(f"{shown_url(text)}: is of another place than the client: leave one out")
 
 
 def _directory(path: str) -> Tree:

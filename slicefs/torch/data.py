@@ -139,6 +139,8 @@ class IterableDataset(torch_data.IterableDataset):
         """
         if shard not in ("rank_worker", "worker", "none"):
             raise ValueError(f"shard {shard!r}: use rank_worker, worker or none")
+        if batch_size < 1:
+            raise ValueError(f"batch_size {batch_size}: use the DataLoader's, 1 or more")
         self.source = _source(source, url, glob, manifest, client)
         self._transform = transform or _plain
         self._block = batch_size

@@ -13,14 +13,16 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fsmeta.errors import ConfigError
 from slicefs.client.client import Client
 from slicefs.client.files import RawFile
+from slicefs.stores.opening import open_tree
 from tests.faults.program import succeed
-from tests.posix.volumes import Volume
+from tests.posix.volumes import PATIENCE_S, Volume
 
 
 def put(fs: Client, path: str, data: bytes = b"x") -> None:
@@ -305,3 +307,59 @@ def test_status_shows_its_session(fs: Client, volume: Volume) -> None:
     put(fs, "f")
     *_, session = succeed("status", volume.meta).splitlines()
     assert f"pid {os.getpid()}  a program" in session
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"buffer_size": "1M"}, "buffer_size: '1M': at least"),
+        ({"buffer_size": -1}, "buffer_size: -1 is no size"),
+        ({"heartbeat": 0}, "heartbeat: 0: use a number of seconds"),
+        ({"heartbeat": float("nan")}, "heartbeat: nan: use"),
+        ({"heartbeat": "5s"}, "heartbeat: '5s': use"),
+        ({"meta_timeout": -1}, "meta_timeout: -1: use"),
+        ({"upload_limit": -5}, "upload_limit: -5 is no size"),
+        ({"uid": "root", "gid": 5}, "uid: 'root' is no id"),
+        ({"uid": 1 << 40, "gid": 5}, "uid: 1099511627776 is no id"),
+        ({"uid": 5, "gid": -5}, "gid: -5 is no id"),
+        ({"groups": "adm"}, "groups: 'a' is no id"),
+        ({"cache_dir": "Memory"}, "cache_dir: 'Memory': use an absolute path"),
+        ({"cache_dir": Path("cache")}, "cache_dir: 'cache': use"),
+    ],
+)
+def test_a_wrong_option_is_one_line(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Client("sqlite:////nowhere/meta.db", **options)
+    assert str(caught.value).startswith(why)
+    assert "\n" not in str(caught.value)
+
+
+def test_paths_of_pathlib(volume: Volume, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    cache = tmp_path / "cache"
+    with Client(volume.meta, cache_dir=cache, meta_timeout=PATIENCE_S) as fs:
+        fs.listdir("/")
+        assert cache.is_dir()
+
+
+def test_a_tree_of_a_client_begins_where_the_client_does(volume: Volume) -> None:
+    with (
+        Client(volume.meta, meta_timeout=PATIENCE_S) as top,
+        Client(f"{volume.meta}#set", meta_timeout=PATIENCE_S) as fs,
+    ):
+        top.makedirs("/set/in")
+        for name in ("/beside", "/set/one", "/set/in/two"):
+            with top.open(name, "wb") as file:
+                file.write(name.encode())
+
+        def paths(url: str, client: Client = fs) -> list[str]:
+            return [info.path for info in open_tree(url, client=client).list()]
+
+        assert paths("") == ["in/two", "one"]
+        assert paths("in") == ["two"]
+        assert paths("/") == ["beside", "set/in/two", "set/one"]
+        assert paths(f"{volume.meta}#set/in") == ["two"]
+        assert paths("set", top) == ["in/two", "one"]
+        for url in ("file:///tmp", "sqlite:////other.db#set", "s3://bucket"):
+            with pytest.raises(ConfigError, match="another place than the client"):
+                open_tree(url, client=fs)

@@ -18,9 +18,12 @@ from typing import Any
 
 import pytest
 
+from fsclient.volume.metadata_url import open_store
 from fsdata.disk_cache.directory import fetch_claims
+from fsmeta.meta.meta import Meta
 from slicefs.client import connection, shared_copies
 from slicefs.client.client import Client
+from slicefs.client.parallel import RUNTIME
 from slicefs.client.shared_copies import SharedCopies, capacity_bytes, directory
 from slicefs.data.source import SampleSource
 from tests.posix.volumes import PATIENCE_S, Volume
@@ -205,6 +208,62 @@ def test_a3_a_forked_child_does_not_end_the_use_of_its_parent(memory: Path) -> N
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert (memory / f"slicefs-{os.geteuid()}").is_dir()
+
+
+ENDS = """
+import multiprocessing, os, signal, sys, time
+from slicefs.client import connection, shared_copies
+shared_copies.MEMORY = {memory!r}
+connection.FREE_RATIO = 0.0
+from slicefs.client.client import Client
+from slicefs.data.source import SampleSource
+
+def work(source, ready):
+    source.share_copies()
+    source.read([0, 1])
+    ready.put(os.path.isdir(shared_copies.directory()))
+    time.sleep(100)
+
+if __name__ == "__main__":
+    source = SampleSource.from_prefix("", client=Client({meta!r}, meta_timeout=60))
+    source.hold_copies()
+    ready = multiprocessing.Queue()
+    workers = [
+        multiprocessing.Process(target=work, args=(source, ready), daemon=True) for _ in range(2)
+    ]
+    for each in workers:
+        each.start()
+    assert all(ready.get(timeout=60) for _ in workers)
+    if {how!r} == "killed":
+        os.kill(workers[0].pid, signal.SIGKILL)
+    if {how!r} != "normally":
+        raise SystemExit(3) if {how!r} == "exit" else RuntimeError("as a DataLoader does")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("normally", 0), ("exit", 3), ("error", 1), ("killed", 1)]
+)
+def test_a3_no_copies_stay_where_workers_are_left_running(
+    memory: Path, filled: Volume, how: str, code: int
+) -> None:
+    """A loop over a DataLoader that is left before its end: its workers end by a signal."""
+    script = ENDS.format(memory=str(memory), meta=filled.meta, how=how)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=JOIN_S, check=False
+    )
+    assert done.returncode == code, done
+    assert list(memory.glob("slicefs-*")) == []
+    end_sessions(filled)
+
+
+def end_sessions(volume: Volume) -> None:
+    """What the leader does after a minute with those of workers that were killed."""
+    store = open_store(volume.meta, RUNTIME)
+    meta = Meta(store, RUNTIME)
+    for each in meta.sessions.all():
+        meta.sessions.end(each.id)
+    store.close()
 
 
 def test_a2_memory_is_a_cache_directory_by_name(filled: Volume) -> None:

@@ -63,9 +63,9 @@ def misses(sample: Sample) -> Any:
 @pytest.mark.parametrize("kind", [MapDataset, IterableDataset])
 def test_workers_fetch_each_block_once(fs: Client, method: str, kind: Any) -> None:
     """Each epoch has workers of its own; those of the second one find what the first have left."""
-    dataset = kind("", client=fs, glob="train/*", transform=misses)
+    dataset = kind("", client=fs, glob="*", transform=misses)
     if kind is IterableDataset:  # each worker reads everything
-        dataset = kind("", client=fs, glob="train/*", transform=misses, shard="none")
+        dataset = kind("", client=fs, glob="*", transform=misses, shard="none")
     try:
         epochs = []
         for _ in range(2):
@@ -85,7 +85,7 @@ def test_workers_fetch_each_block_once(fs: Client, method: str, kind: Any) -> No
 
 
 def test_a_batch_of_a_map_dataset_is_one_read(fs: Client) -> None:
-    dataset = MapDataset("", client=fs, glob="train/*", transform=number_of)
+    dataset = MapDataset("", client=fs, glob="*", transform=number_of)
     assert len(dataset) == COUNT
     assert int(dataset[-1]) == COUNT - 1
     asked: list[int] = []
@@ -103,12 +103,12 @@ def test_a_batch_of_a_map_dataset_is_one_read(fs: Client) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_connect_by_themselves(fs: Client, method: str) -> None:
     fs.listdir("/")  # the parent is connected when its workers start
-    dataset = MapDataset("", client=fs, glob="train/*", transform=number_of)
+    dataset = MapDataset("", client=fs, glob="*", transform=number_of)
     batches = loader(dataset, 2, method, shuffle=True)
     for _ in range(2):
         assert sorted(taken(batches)) == list(range(COUNT))
     stream = IterableDataset(
-        "", client=fs, glob="train/*", transform=number_of, shuffle=True, batch_size=4
+        "", client=fs, glob="*", transform=number_of, shuffle=True, batch_size=4
     )
     batches = loader(stream, 2, method, persistent_workers=True)
     epochs = [taken(batches) for _ in range(2)]
@@ -121,7 +121,7 @@ def test_an_epoch_goes_on_with_other_workers_and_ranks(
 ) -> None:
     def dataset() -> Any:
         return IterableDataset(
-            "", client=fs, glob="train/*", transform=number_of, shuffle=True, seed=3, batch_size=4
+            "", client=fs, glob="*", transform=number_of, shuffle=True, seed=3, batch_size=4
         )
 
     whole = taken(loader(dataset(), 0))
