@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
-from slicefs.client import client as client_module, connection, shared_copies
+from slicefs.client import connection, shared_copies
 from slicefs.client.client import Client
 from slicefs.data.source import Sample
 from slicefs.torch import IterableDataset, MapDataset
@@ -53,8 +53,8 @@ def taken(batches: Any) -> list[int]:
 
 def misses(sample: Sample) -> Any:
     """A transform: how often this worker's cache had to ask the store until now."""
-    (client,) = client_module._CLIENTS
-    cache: Any = client.connection().client.disk_cache
+    info: Any = get_worker_info()
+    cache: Any = info.dataset.source.tree.client.connection().client.disk_cache
     counted = cache.numbers()["disk_cache_misses_total"]
     return torch.tensor([os.getpid(), int(counted), int(bytes(sample.data).split()[0])])
 
