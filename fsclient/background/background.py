@@ -12,7 +12,7 @@ store I/O and taken before any other lock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -139,14 +139,18 @@ class Background:
         self._watcher = spawn_lasting(self._runtime, "watch", self._watch_loop)
         self._worker = spawn_lasting(self._runtime, "background", self._work_loop)
 
-    def take_over(self, session: SessionId, uuid: str) -> dict[bytes, int]:
+    def take_over(
+        self, session: SessionId, uuid: str, asked: Collection[bytes]
+    ) -> dict[bytes, int]:
         """Before `start`: go on in the session of a process that has died; the last sequence of
         each of its workers, and none where another client has ended the session.
+
+        `asked`: see `SessionVerbs.take_over`.
 
         Raises: StoreError.
         """
         try:
-            workers = self._meta.sessions.take_over(session, uuid, self._info)
+            workers = self._meta.sessions.take_over(session, uuid, self._info, asked)
         except Fenced as error:
             log.warning("another client has ended session %d; joining again: %s", session, error)
             self._ports.lost()

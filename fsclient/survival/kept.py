@@ -7,6 +7,7 @@
     W slice number      a write that is not committed: inode, offset, append, time, request, data
     D slot              the last append of a thread: request, size; no size while it is being taken
     I slot              the last change of names that a thread was about to commit: request, commit
+    I request           such a change, which was applied, as a client has found that took over
     C slice             a commit of slices that may be applied: commit, slices
     U inode             a write by a caller without CAP_FSETID, which makes commits drop set-id bits
     S                   the session, and the volume
@@ -43,6 +44,8 @@ DIRECT: Final = 1 << 40  # beside them: it goes past the kernel's pages
 COUNTED: Final = 1 << 41  # its file may be passed through; then this is followed by
 BACKING_SHIFT: Final = 42  # the id of what the kernel reads, or 0
 BEGUN: Final = 0xFFFFFFFF  # in place of the size of an append that is being taken
+SETTLED: Final = 1 << 63  # in the key of an I record, with the request instead of the slot
+SETTLED_MAX: Final = 256  # of those: requests of all threads of a few clients
 PIECES: Final = 1 << 8  # of one write; more share a number
 _ROOM_BYTES: Final = 72 << 20  # for what all threads write at once, and for other records
 U64: Final = Struct(">Q")
@@ -312,8 +315,24 @@ class Past:
             ids = tuple(each for (each,) in IDS.iter_unpack(value[COMMIT.size : at]))
             worker, fence = value[at : at + worker_bytes], value[at + worker_bytes :]
             commit = CommitId(fence, worker, sequence)
-            found.append(Intent(key, unique, commit, journal, Ino(ino), ids))
+            settled = prefix == b"I" and U64.unpack(key[1:])[0] >= SETTLED
+            found.append(Intent(key, unique, commit, journal, Ino(ino), ids, settled))
         return found
+
+    def settle(self, intents: Sequence[Intent]) -> None:
+        """Changes of names that were applied, and whose requests may not be answered yet.
+
+        They are kept by request now, beside those of the threads of this client, the newest ones.
+        """
+        found = sorted(intents, key=lambda each: each.unique & ~SETTLED)
+        for each in found[-SETTLED_MAX:]:
+            if not each.settled:
+                fence, worker, sequence = each.commit
+                head = COMMIT.pack(each.unique, sequence, each.journal, each.ino, 0, len(worker))
+                key = b"I" + U64.pack(SETTLED | each.unique)
+                self._arena.put(key, head + worker + fence)
+                self._arena.drop(each.key)
+        self.forget(found[:-SETTLED_MAX])
 
     def forget(self, intents: Iterable[Intent]) -> None:
         """It is known what became of these."""

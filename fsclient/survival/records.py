@@ -72,6 +72,7 @@ class Intent(NamedTuple):
     journal: int  # the number that the journal gave it; 0: none
     ino: Ino
     ids: tuple[int, ...]
+    settled: bool = False  # it was, as a client has found that took over before
 
 
 class Keeper(Protocol):

@@ -87,11 +87,16 @@ class Takeover:
             return  # the last worker has died before it joined
         names, slices = self._past.intents()
         sid, uuid = self._session
-        workers = background.take_over(sid, uuid)
         row = session_row(sid)
+        asked = {each.commit.worker for each in (*names, *slices) if each.commit.fence == row}
+        workers = background.take_over(sid, uuid, asked)
+        applied, nothing = [], []
         for each in names:
             if self._is_applied(each, workers if each.commit.fence == row else {}, journal):
                 self._vfs.past.names[each.unique] = each.ino
+                applied.append(each)
+            else:
+                nothing.append(each)
         saved: list[int] = []
         for each in slices:
             if self._is_applied(each, workers if each.commit.fence == row else {}, journal):
@@ -99,10 +104,11 @@ class Takeover:
         for write in self._past.unsaved():
             if write.slice_id in saved:
                 self._kept.forget(write)
-        self._past.forget([*names, *slices])
+        self._past.settle(applied)  # the request may be answered by the client after this one
+        self._past.forget([*nothing, *slices])
 
     def _is_applied(self, intent: Intent, workers: dict[bytes, int], journal: int) -> bool:
-        if intent.journal and intent.journal <= journal:
+        if intent.settled or (intent.journal and intent.journal <= journal):
             return True
         last = workers.get(intent.commit.worker)
         if last is not None:

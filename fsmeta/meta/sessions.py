@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -86,8 +86,12 @@ class SessionVerbs:
             self._take_leave_of(ended)
         return record
 
-    def take_over(self, sid: SessionId, uuid: str, info: dict[str, Any]) -> dict[bytes, int]:
+    def take_over(
+        self, sid: SessionId, uuid: str, info: dict[str, Any], asked: Collection[bytes] = ()
+    ) -> dict[bytes, int]:
         """Go on in the session of a process that has died; the last sequence of each worker.
+
+        Those of `asked` are the same for the next process, where this one dies as well.
 
         No commit of that process is applied any more. Raises: Fenced where another client has ended
         the session; then `open` comes next.
@@ -96,7 +100,9 @@ class SessionVerbs:
         self._uuid = uuid
         self._run.fence = keys.session_row(sid)
         sealed, now = self._run.next_sequence(), self._now_ns()
-        record, workers = self._run.run(lambda txn: takeover.take_over(txn, sid, info, now, sealed))
+        record, workers = self._run.run(
+            lambda txn: takeover.take_over(txn, sid, info, now, sealed, asked)
+        )
         self._beats.clear()
         self.own = record
         return workers

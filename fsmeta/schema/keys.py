@@ -186,6 +186,11 @@ def worker_field(worker: int) -> bytes:
     return b"w" + _U16.pack(worker)
 
 
+def taken_over_field(worker: bytes) -> bytes:
+    """Where a session remembers what a worker's field was before it was taken over."""
+    return b"t" + worker[1:]
+
+
 def id_of(name: bytes) -> int:
     """The number in `i<ino8>`, `c<index4>` or a plain `<ino8>`, whichever its length says."""
     if len(name) in (8, 9):

@@ -3,10 +3,14 @@
 The session stays, with its locks and what it holds open. Commits that the dead process has sent may
 still be on their way. So the record of each worker moves to a sequence that is above all of theirs:
 a commit that arrives later counts as a repeat and changes nothing.
+
+A process may die while it takes over, when it has moved the records and not used what they were. So
+that stays beside them for those workers that the next process will ask about as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from fsmeta.errors import Fenced
@@ -21,11 +25,17 @@ _WORKER: Final = schema.worker_field(0)[:1]  # how fields of workers begin
 
 
 def take_over(
-    txn: Txn, sid: SessionId, info: dict[str, Any], at_ns: int, sealed: int
+    txn: Txn,
+    sid: SessionId,
+    info: dict[str, Any],
+    at_ns: int,
+    sealed: int,
+    asked: Collection[bytes] = (),
 ) -> tuple[SessionRecord, dict[bytes, int]]:
-    """The session's record, and the last sequence that each worker of the dead process committed.
+    """The session's record, and the last sequence that each worker of dead processes committed.
 
-    `sealed` is above all sequences of that process. Raises: Fenced.
+    `sealed` is above all sequences of those processes; `asked` are the workers of whose commits it
+    is not settled yet whether they were applied. Raises: Fenced.
     """
     row = schema.session_row(sid)
     fields = txn.get_row(row)
@@ -35,9 +45,15 @@ def take_over(
     workers: dict[bytes, int] = {}
     for field, value in fields.items():
         if field[:1] == _WORKER:
+            before = schema.taken_over_field(field)
+            committed = fields.get(before, value)
             txn.expect(row, field, value)
             txn.put(row, field, schema.pack_u64(sealed))
-            workers[field] = schema.id_of(value)
+            if field in asked:
+                txn.put(row, before, committed)
+            elif before in fields:
+                txn.delete(row, before)
+            workers[field] = schema.id_of(committed)
     last = unpack_session(schema.pack_u64(sid), shown)
     record = last._replace(beat=last.beat + 1, info=info, at_ns=at_ns)
     put_session(txn, record)

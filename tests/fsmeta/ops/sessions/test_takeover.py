@@ -75,6 +75,35 @@ def test_taken_over(engine: Engine) -> None:
         store.close()
 
 
+@pytest.mark.parametrize("engine", ["mem", "sqlite", "redis", "tikv"], indirect=True)
+def test_a_process_that_dies_while_it_takes_over(engine: Engine) -> None:
+    """The one after it learns what the dead ones have committed, and not what was put above it."""
+    old, old_store, recorder = client(engine, 1)
+    session = old.sessions.open({})
+    make(old, b"applied")
+    applied = recorder.last
+    never = applied._replace(sequence=applied.sequence + 1)
+    asked = {applied.worker}
+    stores = [old_store]
+    for generation in (2, 3, 4):
+        new, store, _ = client(engine, generation)
+        stores.append(store)
+        workers = new.sessions.take_over(session.id, old.format.uuid, {}, asked)
+        assert applied.sequence <= workers[applied.worker] < never.sequence
+        if engine.name != "tikv":  # as above
+            old_store.commit(never)  # passes for a repeat
+    row = keys.session_row(session.id)
+    beside = keys.taken_over_field(applied.worker)
+    assert beside in new.store.read_rows([row])[0]
+    last, store, _ = client(engine, 5)
+    stores.append(store)
+    last.sessions.take_over(session.id, old.format.uuid, {})
+    assert beside not in last.store.read_rows([row])[0]
+    last.sessions.close()
+    for store in stores:
+        store.close()
+
+
 @pytest.mark.parametrize("engine", ["mem", "sqlite", "redis"], indirect=True)
 def test_ended_by_others(engine: Engine) -> None:
     """A session that others have ended is not taken over; the process joins anew."""
