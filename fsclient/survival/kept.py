@@ -45,7 +45,7 @@ COUNTED: Final = 1 << 41  # its file may be passed through; then this is followe
 BACKING_SHIFT: Final = 42  # the id of what the kernel reads, or 0
 BEGUN: Final = 0xFFFFFFFF  # in place of the size of an append that is being taken
 SETTLED: Final = 1 << 63  # in the key of an I record, with the request instead of the slot
-SETTLED_MAX: Final = 256  # of those: requests of all threads of a few clients
+SETTLED_CLIENTS: Final = 8  # five in a row that die at once end the mount
 PIECES: Final = 1 << 8  # of one write; more share a number
 _ROOM_BYTES: Final = 72 << 20  # for what all threads write at once, and for other records
 U64: Final = Struct(">Q")
@@ -319,20 +319,19 @@ class Past:
             found.append(Intent(key, unique, commit, journal, Ino(ino), ids, settled))
         return found
 
-    def settle(self, intents: Sequence[Intent]) -> None:
+    def settle(self, intents: Iterable[Intent], generation: int) -> None:
         """Changes of names that were applied, and whose requests may not be answered yet.
 
-        They are kept by request now, beside those of the threads of this client, the newest ones.
+        They are kept by request now, beside those of the threads of this client, which is of that
+        `generation`: until so many others have served that those requests are answered.
         """
-        found = sorted(intents, key=lambda each: each.unique & ~SETTLED)
-        for each in found[-SETTLED_MAX:]:
+        for each in intents:
             if not each.settled:
-                fence, worker, sequence = each.commit
-                head = COMMIT.pack(each.unique, sequence, each.journal, each.ino, 0, len(worker))
-                key = b"I" + U64.pack(SETTLED | each.unique)
-                self._arena.put(key, head + worker + fence)
+                head = COMMIT.pack(each.unique, generation, 0, each.ino, 0, 0)
+                self._arena.put(b"I" + U64.pack(SETTLED | each.unique), head)
                 self._arena.drop(each.key)
-        self.forget(found[:-SETTLED_MAX])
+            elif each.commit.sequence + SETTLED_CLIENTS < generation:
+                self._arena.drop(each.key)
 
     def forget(self, intents: Iterable[Intent]) -> None:
         """It is known what became of these."""

@@ -36,6 +36,7 @@ class Takeover:
     def __init__(self, survival: Survival, vfs: VFS, meta: Meta) -> None:
         assert isinstance(vfs, SurvivingVFS), "the file system of a mount with a supervisor"
         self._kept = survival.kept
+        self._generation = survival.generation
         self._arena = survival.kept.arena
         self._past = Past(self._arena)
         self._session = survival.kept.session()
@@ -88,7 +89,8 @@ class Takeover:
         names, slices = self._past.intents()
         sid, uuid = self._session
         row = session_row(sid)
-        asked = {each.commit.worker for each in (*names, *slices) if each.commit.fence == row}
+        open_ones = [each for each in (*names, *slices) if not each.settled]
+        asked = {each.commit.worker for each in open_ones if each.commit.fence == row}
         workers = background.take_over(sid, uuid, asked)
         applied, nothing = [], []
         for each in names:
@@ -104,7 +106,9 @@ class Takeover:
         for write in self._past.unsaved():
             if write.slice_id in saved:
                 self._kept.forget(write)
-        self._past.settle(applied)  # the request may be answered by the client after this one
+        self._past.settle(
+            applied, self._generation
+        )  # the request may be answered by the client after this one
         self._past.forget([*nothing, *slices])
 
     def _is_applied(self, intent: Intent, workers: dict[bytes, int], journal: int) -> bool:

@@ -187,7 +187,7 @@ def worker_field(worker: int) -> bytes:
 
 
 def taken_over_field(worker: bytes) -> bytes:
-    """Where a session remembers what a worker's field was before it was taken over."""
+    """Where a session remembers what a worker's field was before and after it was taken over."""
     return b"t" + worker[1:]
 
 

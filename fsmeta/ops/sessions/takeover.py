@@ -21,6 +21,7 @@ from fsmeta.store.contract import FENCE_FIELD
 from fsmeta.txn.txn import Txn
 from fsmeta.types import SessionId
 
+_NUMBER: Final = 8  # bytes of a sequence
 _WORKER: Final = schema.worker_field(0)[:1]  # how fields of workers begin
 
 
@@ -46,11 +47,13 @@ def take_over(
     for field, value in fields.items():
         if field[:1] == _WORKER:
             before = schema.taken_over_field(field)
-            committed = fields.get(before, value)
+            kept = fields.get(before, b"")
+            # what was kept counts as long as the record is what the takeover put there
+            committed = kept[_NUMBER:] if kept[:_NUMBER] == value else value
             txn.expect(row, field, value)
             txn.put(row, field, schema.pack_u64(sealed))
             if field in asked:
-                txn.put(row, before, committed)
+                txn.put(row, before, schema.pack_u64(sealed) + committed)
             elif before in fields:
                 txn.delete(row, before)
             workers[field] = schema.id_of(committed)

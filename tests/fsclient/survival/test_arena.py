@@ -14,7 +14,7 @@ import pytest
 
 from fsclient.survival import channel, tables
 from fsclient.survival.arena import ARENA_BYTES, Arena, ArenaFull
-from fsclient.survival.kept import PIECES, SETTLED_MAX, KeptRecords, Past, serving
+from fsclient.survival.kept import PIECES, SETTLED_CLIENTS, KeptRecords, Past, serving
 from fsclient.survival.records import CommitId
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import SystemRuntime
@@ -53,25 +53,24 @@ def test_a_change_that_was_applied_is_known_until_it_is_answered(memory: int) ->
     serving(3, 4000)
     first.commits_names(CommitId(b"s", b"w\0\1", 7), Ino(99))
     serving(5, 4002)
-    first.commits_names(CommitId(b"s", b"w\0\2", 8), 0)
+    first.commits_names(CommitId(b"s", b"w\0\2", 8), Ino(0))
     past = Past(arena(memory))
     applied, nothing = sorted(past.intents()[0], key=lambda each: each.unique)
     assert not applied.settled
-    past.settle([applied])
+    past.settle([applied], 2)
     past.forget([nothing])
     second = KeptRecords(past._arena, SystemRuntime())
     serving(3, 5000)
-    second.commits_names(CommitId(b"s", b"w\0\1", 9), 0)  # the same thread's place
-    again = Past(arena(memory))
-    found = {each.unique: each for each in again.intents()[0]}
-    assert set(found) == {4000, 5000}
-    assert found[4000].settled
-    assert (found[4000].commit, found[4000].ino) == (applied.commit, 99)
-    assert not found[5000].settled
-    many = [found[4000]._replace(unique=unique, settled=False) for unique in range(6000, 6300)]
-    again.settle([found[4000], *many])
-    left = [each.unique for each in Past(arena(memory)).intents()[0] if each.settled]
-    assert sorted(left) == list(range(6300 - SETTLED_MAX, 6300))
+    second.commits_names(CommitId(b"s", b"w\0\1", 9), Ino(0))  # the same thread's place
+    for generation in range(3, 3 + SETTLED_CLIENTS):
+        again = Past(arena(memory))
+        found = {each.unique: each for each in again.intents()[0]}
+        assert set(found) == {4000, 5000}
+        assert (found[4000].settled, found[4000].ino) == (True, 99)
+        assert not found[5000].settled
+        again.settle([found[4000]], generation)
+    Past(arena(memory)).settle([found[4000]], generation + 1)
+    assert [each.unique for each in Past(arena(memory)).intents()[0]] == [5000]
 
 
 def test_the_next_worker_reads_what_the_last_one_set(memory: int) -> None:

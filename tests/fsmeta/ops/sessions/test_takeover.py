@@ -12,6 +12,7 @@ from fsmeta.schema import keys
 from fsmeta.schema.locks import Kind
 from fsmeta.store.contract import Applied, Commit, Store
 from fsmeta.store.redis.engine import RedisStore
+from fsmeta.store.writes import Put
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino
 from tests.fsmeta.engines import RUNTIME, Engine
 
@@ -92,10 +93,17 @@ def test_a_process_that_dies_while_it_takes_over(engine: Engine) -> None:
         assert applied.sequence <= workers[applied.worker] < never.sequence
         if engine.name != "tikv":  # as above
             old_store.commit(never)  # passes for a repeat
+    put = Put(b"tlate", b"x", b"1")
+    late = applied._replace(sequence=9 << 40, writes=[put], checks=[], empties=[], glances=())
+    new.store.commit(late)  # the worker's number is used again, by a later client
+    again, store, _ = client(engine, 5)
+    stores.append(store)
+    workers = again.sessions.take_over(session.id, old.format.uuid, {}, asked)
+    assert workers[applied.worker] == late.sequence, "what was kept of an earlier one is no answer"
     row = keys.session_row(session.id)
     beside = keys.taken_over_field(applied.worker)
-    assert beside in new.store.read_rows([row])[0]
-    last, store, _ = client(engine, 5)
+    assert beside in again.store.read_rows([row])[0]
+    last, store, _ = client(engine, 6)
     stores.append(store)
     last.sessions.take_over(session.id, old.format.uuid, {})
     assert beside not in last.store.read_rows([row])[0]
