@@ -323,7 +323,8 @@ class Past:
         """Changes of names that were applied, and whose requests may not be answered yet.
 
         They are kept by request now, beside those of the threads of this client, which is of that
-        `generation`: until so many others have served that those requests are answered.
+        `generation`: until so many others have served that those requests are answered. Where the
+        sequence of a commit was, such a record has the generation.
         """
         for each in intents:
             if not each.settled:

@@ -106,9 +106,7 @@ class Takeover:
         for write in self._past.unsaved():
             if write.slice_id in saved:
                 self._kept.forget(write)
-        self._past.settle(
-            applied, self._generation
-        )  # the request may be answered by the client after this one
+        self._past.settle(applied, self._generation)
         self._past.forget([*nothing, *slices])
 
     def _is_applied(self, intent: Intent, workers: dict[bytes, int], journal: int) -> bool:

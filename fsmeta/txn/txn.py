@@ -95,16 +95,20 @@ class Txn:
     def _recall(self, key: Key) -> bytes | Missing | None:
         """What this attempt has read at `key`, or else what the cache knows, which it then uses."""
         if key in self.reads:
-            if self.glances:
-                self.glances.discard(key)
-            if self.tails:
-                self.tails.discard(key)
+            self._check_whole(key)
             return self.reads[key]
         value = self._cache.get(key[0], key[1], self._vouched_only)
         if not isinstance(value, Missing):
             self.cached = True
             self.reads[key] = value
         return value
+
+    def _check_whole(self, key: Key) -> None:
+        """Have the commit check all of a value, and hold it, whatever was asked for before."""
+        if self.glances:
+            self.glances.discard(key)
+        if self.tails:
+            self.tails.discard(key)
 
     def get(self, row: bytes, field: bytes) -> bytes | None:
         key = (row, field)
@@ -248,10 +252,7 @@ class Txn:
 
     def expect(self, row: bytes, field: bytes, value: bytes | None) -> None:
         """Let the commit check a value that `get_row` brought."""
-        if self.glances:
-            self.glances.discard((row, field))
-        if self.tails:
-            self.tails.discard((row, field))
+        self._check_whole((row, field))
         self.reads[(row, field)] = value
 
     def is_cached(self, row: bytes, field: bytes) -> bool:
@@ -279,10 +280,7 @@ class Txn:
 
     def expect_same(self, row: bytes, field: bytes, value: bytes | None) -> None:
         """`expect` of what has been read before. Raises: Conflict where it was another value."""
-        if self.glances:
-            self.glances.discard((row, field))
-        if self.tails:
-            self.tails.discard((row, field))
+        self._check_whole((row, field))
         if self.reads.setdefault((row, field), value) != value:
             raise Conflict("it changed between two reads")
 

@@ -214,12 +214,14 @@ def close_all() -> None:
 
 def use_copies() -> bool:
     """Have shared copies as long as this process runs; whether that can be."""
+    first = not COPIES.joined
     if not COPIES.join():
         return False
-    from multiprocessing import util
+    if first:
+        from multiprocessing import util
 
-    # behind the end of its worker processes, which are ended by a signal and do not leave
-    util.Finalize(None, _leave_copies, exitpriority=-1)
+        # behind the end of its worker processes, which are ended by a signal and do not leave
+        util.Finalize(None, _leave_copies, exitpriority=-1)
     return True
 
 

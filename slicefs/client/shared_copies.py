@@ -72,6 +72,11 @@ class SharedCopies:
         self._users = -1  # a descriptor of the file that its users lock
         self._lock = RUNTIME.lock()
 
+    @property
+    def joined(self) -> bool:
+        """Whether this process uses the directory."""
+        return self._users >= 0
+
     def join(self) -> bool:
         """Use the directory, until `leave`; whether it can be used."""
         with self._lock:
