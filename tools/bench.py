@@ -35,6 +35,7 @@ from tools.benchlib import (
     s3,
     sync,
     train,
+    train_link,
     train_memory,
 )
 from tools.benchlib.checkpoint import checkpoint, markers, writing_back
@@ -70,6 +71,7 @@ PROGRAMS = {  # with options of their own
     "csi": csi.main,
     "sync": sync.main,
     "train": train.main,
+    "train-link": train_link.main,
     "train-memory": train_memory.main,
 }
 GROUPS = {"all": ALL, "scale": ("crowd", "sizes")}

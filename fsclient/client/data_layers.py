@@ -80,7 +80,7 @@ class DataLayers:
         layers = observer.tracing.layers
         self.stack = stacked(raw, settings.storage, runtime, options.pacing, layers.objects)
         self.objects: ObjectStore = self.stack.store
-        self.budget = MemoryBudget(runtime, options.buffer_bytes)
+        self.budget = MemoryBudget(runtime, options.buffer_bytes, options.writing_bytes)
         small = options.pack_below_for(settings.storage)
         self.queue = TidyQueue(runtime, small, settings.block_bytes)
         self.writeback: WriteBack | None = None

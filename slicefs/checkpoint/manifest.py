@@ -12,6 +12,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import sys
+from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -19,10 +21,11 @@ from fsdata.resources.crc import crc32c
 from fsmeta.errors import Corrupt
 
 VERSION: Final = 2  # 1 has no digests of pieces
-CHUNK_BYTES: Final = 4 << 20  # of a file, under one CRC: what a small read costs at most
+CHUNK_BYTES: Final = 256 << 10  # of a file, under one CRC: what a small read costs at most
 PIECE_BYTES: Final = 1 << 20  # what a changed byte costs at most when the next step is saved
-MANIFEST_BYTES_MAX: Final = 768 << 20  # 16 TB have 32 MB of CRCs, and 512 MB of digests of pieces
+MANIFEST_BYTES_MAX: Final = 1536 << 20  # 16 TB have 512 MB of CRCs, and as much of pieces
 _PIECE_DIGEST_BYTES: Final = 16  # BLAKE2b
+_CRC: Final = "I"  # of `array`: 32 bits
 
 
 class FileEntry(NamedTuple):
@@ -30,7 +33,7 @@ class FileEntry(NamedTuple):
 
     size: int
     sha256: str
-    crcs: tuple[int, ...]  # CRC-32C of each chunk
+    crcs: array[int]  # CRC-32C of each chunk
     chunk_bytes: int = CHUNK_BYTES
     pieces: tuple[bytes, ...] = ()  # BLAKE2b of each, or none
 
@@ -52,7 +55,7 @@ class Digester:
     def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
         self._whole = hashlib.sha256()
-        self._crcs: list[int] = []
+        self._crcs = array(_CRC)
         self._crc, self._filled, self._size = 0, 0, 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
@@ -71,7 +74,7 @@ class Digester:
 
     def entry(self) -> FileEntry:
         """What has been written so far, as the whole file."""
-        crcs = (*self._crcs, self._crc) if self._filled else tuple(self._crcs)
+        crcs = self._crcs + array(_CRC, [self._crc] if self._filled else [])
         return FileEntry(self._size, self._whole.hexdigest(), crcs, self._chunk_bytes)
 
 
@@ -150,12 +153,21 @@ def _safe(name: str, *, empty: bool = False) -> str:
     return name
 
 
-def _pack(crcs: Iterable[int]) -> str:
-    return "".join(f"{crc:08x}" for crc in crcs)
+def _pack(crcs: array[int]) -> str:
+    """Eight digits each."""
+    return _swapped(crcs).tobytes().hex()
 
 
-def _unpack(text: str) -> tuple[int, ...]:
-    return tuple(int(text[at : at + 8], 16) for at in range(0, len(text), 8))
+def _unpack(text: str) -> array[int]:
+    return _swapped(array(_CRC, bytes.fromhex(text)))
+
+
+def _swapped(crcs: array[int]) -> array[int]:
+    """From this machine's order of bytes to big-endian, or back."""
+    swapped = crcs[:]
+    if sys.byteorder == "little":
+        swapped.byteswap()
+    return swapped
 
 
 def _unpack_pieces(text: str = "") -> tuple[bytes, ...]:

@@ -6,8 +6,8 @@ Called by `Step.open` and by the commands that verify. A reader belongs to one t
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from slicefs.checkpoint.manifest import FileEntry
 from slicefs.stores.tree import Tree
@@ -15,8 +15,19 @@ from slicefs.stores.tree import Tree
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-WINDOW_CHUNKS: Final = 8  # read ahead at most by a sequential reader: 32 MiB
+WINDOW_BYTES: Final = 32 << 20  # read ahead at most by a sequential reader
+GROWTH: Final = 4  # of the window, while reads follow each other
+REQUEST_BYTES: Final = 4 << 20  # of neighbouring chunks
 APART: Final = -1  # of `read_ranges`: neighbours are requested at the same time, not merged
+
+
+class FileRange(NamedTuple):
+    """Bytes `begin..end` of a file."""
+
+    path: str
+    entry: FileEntry
+    begin: int
+    end: int
 
 
 class VerifiedReader(io.RawIOBase):
@@ -67,40 +78,66 @@ class VerifiedReader(io.RawIOBase):
     def _chunk(self, index: int) -> memoryview:
         if index not in self._chunks:
             follows = index - 1 in self._chunks
-            self._ahead = min(2 * self._ahead, WINDOW_CHUNKS) if follows else 1
+            most = max(1, WINDOW_BYTES // self._entry.chunk_bytes)
+            self._ahead = min(GROWTH * self._ahead, most) if follows else 1
             self._chunks = {}
             end = min(index + self._ahead, len(self._entry.crcs))
-            self._chunks = dict(read_chunks(self._tree, self._path, self._entry, index, end))
+            self._chunks = read_chunks(self._tree, self._path, self._entry, index, end)
         return self._chunks[index]
 
 
 def read_chunks(
     tree: Tree, path: str, entry: FileEntry, begin: int, end: int
-) -> Iterator[tuple[int, memoryview]]:
-    """Chunks `begin..end` of a file, verified, read at the same time. Raises: EIO."""
-    wanted = [(path, *entry.bounds(index)) for index in range(begin, end)]
-    for index, data in zip(range(begin, end), tree.read_ranges(wanted, APART), strict=True):
-        entry.check(path, index, data)
-        yield index, data
+) -> dict[int, memoryview]:
+    """Chunks `begin..end` of a file, verified, by their numbers. Raises: EIO."""
+    found = _read_chunks(tree, {path: entry}, [(path, index) for index in range(begin, end)])
+    return {index: data for (_, index), data in found.items()}
 
 
-def read_verified(
-    tree: Tree, path: str, entry: FileEntry, ranges: Sequence[tuple[int, int]]
-) -> list[memoryview]:
-    """Ranges `begin..end` of a file: the chunks around them, each read once. Raises: EIO."""
-    size = entry.chunk_bytes
-    spans = [
-        range(begin // size, -(-end // size)) if begin < end else range(0) for begin, end in ranges
+def read_verified(tree: Tree, ranges: Sequence[FileRange]) -> list[memoryview]:
+    """These ranges: the chunks around them, each read once, all at the same time. Raises: EIO."""
+    spans = [_chunks_of(each) for each in ranges]
+    wanted = sorted({key for span in spans for key in span})
+    chunks = _read_chunks(tree, {each.path: each.entry for each in ranges}, wanted)
+    cuts = []
+    for each, span in zip(ranges, spans, strict=True):
+        skipped = each.begin % each.entry.chunk_bytes
+        cuts.append(_cut([chunks[key] for key in span], skipped, each.end - each.begin))
+    return cuts
+
+
+def _chunks_of(wanted: FileRange) -> list[tuple[str, int]]:
+    if wanted.begin >= wanted.end:
+        return []
+    size = wanted.entry.chunk_bytes
+    return [(wanted.path, at) for at in range(wanted.begin // size, -(-wanted.end // size))]
+
+
+def _read_chunks(
+    tree: Tree, entries: Mapping[str, FileEntry], wanted: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], memoryview]:
+    """Chunks by path and number, in order: neighbours in one request, up to some MiB."""
+    runs: list[tuple[str, int, int]] = []
+    for path, index in wanted:
+        last = runs[-1] if runs else None
+        longest = max(1, REQUEST_BYTES // entries[path].chunk_bytes)
+        if last and last[0] == path and last[2] == index and index - last[1] < longest:
+            runs[-1] = (path, last[1], index + 1)
+        else:
+            runs.append((path, index, index + 1))
+    items = [
+        (path, entries[path].bounds(begin)[0], entries[path].bounds(end - 1)[1])
+        for path, begin, end in runs
     ]
-    wanted = sorted({index for span in spans for index in span})
-    items = [(path, *entry.bounds(index)) for index in wanted]
-    chunks = dict(zip(wanted, tree.read_ranges(items, APART), strict=True))
-    for index, data in chunks.items():
-        entry.check(path, index, data)
-    return [
-        _cut([chunks[index] for index in span], begin - span.start * size, end - begin)
-        for span, (begin, end) in zip(spans, ranges, strict=True)
-    ]
+    found = {}
+    for (path, begin, end), data in zip(runs, tree.read_ranges(items, APART), strict=True):
+        entry = entries[path]
+        for index in range(begin, end):
+            at = (index - begin) * entry.chunk_bytes
+            chunk = data[at : at + entry.chunk_bytes]
+            entry.check(path, index, chunk)
+            found[path, index] = chunk
+    return found
 
 
 def _cut(chunks: Sequence[memoryview], begin: int, length: int) -> memoryview:
@@ -110,7 +147,6 @@ def _cut(chunks: Sequence[memoryview], begin: int, length: int) -> memoryview:
 
 def verify_file(tree: Tree, path: str, entry: FileEntry) -> None:
     """Read a whole file and compare each chunk. Raises: EIO."""
-    for begin in range(0, len(entry.crcs), WINDOW_CHUNKS):
-        end = min(begin + WINDOW_CHUNKS, len(entry.crcs))
-        for _ in read_chunks(tree, path, entry, begin, end):
-            pass
+    window = max(1, WINDOW_BYTES // entry.chunk_bytes)
+    for begin in range(0, len(entry.crcs), window):
+        read_chunks(tree, path, entry, begin, min(begin + window, len(entry.crcs)))

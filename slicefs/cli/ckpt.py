@@ -45,7 +45,7 @@ from slicefs.lifecycle.run_map import (
     wandb_resolver,
 )
 from slicefs.lifecycle.transfer import Copier, CopyReport, TransferEnd
-from slicefs.lifecycle.verify import verify_step
+from slicefs.lifecycle.verify import NO_STEP, StepVerdict, verify_step
 
 F = TypeVar("F", bound=Callable[..., Any])
 FOUND: Final = 3
@@ -196,9 +196,10 @@ def verify(stores: OpenTrees, urls: tuple[str, ...], digest: bool, jobs: int, as
     steps = [step for url in urls for step in _steps(stores, url)]
     found = _each(steps, jobs, lambda url: _verify(stores, url, digest))
     problems = {
-        url: [_why(each)] if isinstance(each, Exception) else list(each.problems)
+        url: [_why(each)] if isinstance(each, Exception) else _problems(stores, url, each)
         for url, each in found
     }
+    none = {url for url, each in found if isinstance(each, StepVerdict) and each.kind == NO_STEP}
     if as_json:
         tell(
             {"steps": [{"path": url, "problems": lines} for url, lines in problems.items()]},
@@ -206,15 +207,26 @@ def verify(stores: OpenTrees, urls: tuple[str, ...], digest: bool, jobs: int, as
         )
     else:
         for url, lines in problems.items():
-            click.echo(f"{'damaged' if lines else 'whole':8} {url}")
+            verdict = "no step" if url in none else "damaged" if lines else "whole"
+            click.echo(f"{verdict:8} {url}")
             for line in lines:
                 click.echo(f"         {line}")
     return FOUND if any(problems.values()) else 0
 
 
-def _verify(stores: OpenTrees, url: str, digest: bool) -> Any:
+def _verify(stores: OpenTrees, url: str, digest: bool) -> StepVerdict:
     at = stores.endpoint(url)
     return verify_step(at.tree, at.path, digest=digest)
+
+
+def _problems(stores: OpenTrees, url: str, verdict: StepVerdict) -> list[str]:
+    """What is wrong, with paths that begin at the step."""
+    folder = stores.endpoint(url).path
+    prefixes = (f"{folder}/", f"{folder}: ")
+    return [
+        next((line.removeprefix(each) for each in prefixes if line.startswith(each)), line)
+        for line in verdict.problems
+    ]
 
 
 def _steps(stores: OpenTrees, url: str) -> list[str]:

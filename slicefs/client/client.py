@@ -33,6 +33,7 @@ from slicefs.client.batches import BatchReader, Prefetch
 from slicefs.client.bulk import KnownFile
 from slicefs.client.connection import (
     SHARED,
+    WRITING_BYTES,
     Connection,
     Settings,
     after_fork,
@@ -72,8 +73,9 @@ class Client(Namespace):
         `cache_dir`: where copies of blocks are kept, "memory" where other processes of this user
         find them as long as one runs, or "none".
         The caller is this process's unless `uid` says otherwise. `options`: `umask`,
-        `buffer_size`, `staging_dir` (write-back), `heartbeat`, `meta_timeout`, `store_options`,
-        `upload_limit`, `download_limit` (bytes a second). Raises: ConfigError.
+        `buffer_size`, `write_buffer_size` (of it, at most), `staging_dir` (write-back),
+        `heartbeat`, `meta_timeout`, `store_options`, `upload_limit`, `download_limit` (bytes a
+        second). Raises: ConfigError.
         """
         meta, path = split_volume_url(os.fspath(url))
         caller = _caller(uid, gid, groups)
@@ -84,7 +86,10 @@ class Client(Namespace):
             umask=int(options.pop("umask", process_umask())),
             cache_dir=_cache_dir(cache_dir),
             cache_size=str(cache_size),
-            buffer_bytes=_buffer_bytes(options.pop("buffer_size", BUFFER_BYTES)),
+            buffer_bytes=_buffer_bytes(options.pop("buffer_size", BUFFER_BYTES), "buffer_size"),
+            writing_bytes=_buffer_bytes(
+                options.pop("write_buffer_size", WRITING_BYTES), "write_buffer_size"
+            ),
             staging_dir=str(options.pop("staging_dir", "") or ""),
             heartbeat_s=parse_seconds(options.pop("heartbeat", 5.0), "heartbeat", HEARTBEAT_S_MIN),
             meta_timeout_s=parse_seconds(options.pop("meta_timeout", 0.0), "meta_timeout"),
@@ -284,11 +289,11 @@ def _cache_dir(value: str | os.PathLike[str] | None) -> str:
     return text
 
 
-def _buffer_bytes(value: int | str) -> int:
+def _buffer_bytes(value: int | str, option: str) -> int:
     """Raises: ConfigError."""
-    found = parse_bytes(value, "buffer_size")
+    found = parse_bytes(value, option)
     if found < BUFFER_BYTES_MIN:
-        raise ConfigError(f"buffer_size: {value!r}: at least {format_size(BUFFER_BYTES_MIN)}")
+        raise ConfigError(f"{option}: {value!r}: at least {format_size(BUFFER_BYTES_MIN)}")
     return found
 
 

@@ -17,13 +17,17 @@ from slicefs.checkpoint.step import joined, load_step
 from slicefs.lifecycle.shards.dcp_metadata import METADATA, read_metadata
 from slicefs.stores.tree import Tree
 
+_NAME_A_STEP: Final = "name the directory of a step or a run"
 _WEIGHTS: Final = (".pt", ".pth", ".bin", ".safetensors", ".distcp", ".ckpt", ".npz")
+
+
+NO_STEP: Final = "none"
 
 
 class StepVerdict(NamedTuple):
     """What is known of one step."""
 
-    kind: str  # manifest, dcp, files or empty
+    kind: str  # manifest, dcp, files or NO_STEP
     problems: tuple[str, ...]
 
 
@@ -38,7 +42,9 @@ def verify_step(tree: Tree, folder: str, *, digest: bool = False) -> StepVerdict
     prefix = f"{folder}/" if folder else ""
     sizes = {info.path[len(prefix) :]: info.size for info in tree.list(prefix)}
     if not sizes:
-        return StepVerdict("empty", (f"{folder}: has no files",))
+        return StepVerdict(NO_STEP, (f"{folder}: has no files: {_NAME_A_STEP}",))
+    if not any(name.endswith((METADATA, *_WEIGHTS)) for name in sizes):
+        return StepVerdict(NO_STEP, (f"{folder}: has no file of weights: {_NAME_A_STEP}",))
     problems = list(_files(tree, folder, sizes))
     dcp = [name for name in sizes if name.rpartition("/")[2] == METADATA]
     orphans = any(name.endswith(".distcp") for name in sizes) and not dcp
@@ -50,8 +56,6 @@ def verify_step(tree: Tree, folder: str, *, digest: bool = False) -> StepVerdict
 
 
 def _files(tree: Tree, folder: str, sizes: dict[str, int]) -> Iterator[str]:
-    if not any(name.endswith(_WEIGHTS) for name in sizes):
-        yield f"{folder}: has no file of weights"
     for name, size in sorted(sizes.items()):
         path = joined(folder, name)
         if name.endswith(_WEIGHTS) and size == 0:

@@ -43,11 +43,13 @@ class S3Writer(BaseWriter):
         self._objects = objects
         self._where = {"Bucket": bucket, "Key": key}
         self._part_bytes = part_bytes(size)
-        self._buffer = bytearray()
+        self._buffer = bytearray()  # of it, the first _filled bytes are written
+        self._filled = 0
         self._written = 0
         self._upload = ""  # the id, once there is more than one part
         self._cond = RUNTIME.condition()
-        self._etags: dict[int, str] = {}  # guarded by _cond, as are the next two
+        self._etags: dict[int, str] = {}  # guarded by _cond, as are the next three
+        self._spare: list[bytearray] = []  # of parts that are sent: new memory would add up
         self._under_way = 0
         self._error: BaseException | None = None
         self._next = 1
@@ -59,10 +61,11 @@ class S3Writer(BaseWriter):
         view = memoryview(data).cast("B")
         done = 0
         while done < len(view):
-            room = self._part_bytes - len(self._buffer)
-            self._buffer += view[done : done + room]
-            done = min(done + room, len(view))
-            if len(self._buffer) == self._part_bytes:
+            end = min(done + self._part_bytes - self._filled, len(view))
+            filled = self._filled + end - done
+            self._buffer[self._filled : filled] = view[done:end]
+            self._filled, done = filled, end
+            if filled == self._part_bytes:
                 self._send()
         self._written += len(view)
         return len(view)
@@ -80,24 +83,33 @@ class S3Writer(BaseWriter):
             raise OSError(
                 errno.EFBIG, f"{PARTS_MAX} parts are the limit: pass `size` when the file is opened"
             )
-        data, self._buffer = self._buffer, bytearray()
+        data = self._take_buffer()
         with self._cond:
             while self._under_way >= PARTS_AT_ONCE and self._error is None:
                 self._cond.wait()
             self._raise()
             self._under_way += 1
+            self._buffer = self._spare.pop() if self._spare else self._buffer
         RUNTIME.spawn(f"slicefs-part-{number}", lambda: self._send_part(number, data))
+
+    def _take_buffer(self) -> bytearray:
+        """What is written and not sent."""
+        data, self._buffer = self._buffer, bytearray()
+        del data[self._filled :]
+        self._filled = 0
+        return data
 
     def _send_part(self, number: int, data: bytearray) -> None:
         error: BaseException | None = None
         etag = ""
         try:
-            more = {"UploadId": self._upload, "PartNumber": number, "Body": bytes(data)}
+            more = {"UploadId": self._upload, "PartNumber": number, "Body": data}
             etag = str(self._boto.upload_part(**self._where, **more)["ETag"])
         except BaseException as caught:  # noqa: BLE001  (raised by `write` and `close`)
             error = caught
         with self._cond:
             self._under_way -= 1
+            self._spare.append(data)
             self._etags[number] = etag
             self._error = self._error or error
             self._cond.notify_all()
@@ -111,17 +123,18 @@ class S3Writer(BaseWriter):
         with self._cond:
             while self._under_way:
                 self._cond.wait()
+            self._spare.clear()
 
     def _finish(self) -> None:
         if not self._upload:
             try:
-                self._objects.put(self._where["Key"], (self._buffer,))
+                self._objects.put(self._where["Key"], (self._take_buffer(),))
             except KeysRefused as error:
                 raise PermissionError(errno.EACCES, str(error)) from error
             except StoreError as error:
                 raise OSError(errno.EIO, str(error)) from error
             return
-        if self._buffer:
+        if self._filled:
             self._send()
         self._settle()
         with self._cond:
@@ -134,7 +147,7 @@ class S3Writer(BaseWriter):
         )
 
     def _drop(self) -> None:
-        self._buffer = bytearray()
+        self._take_buffer()
         if not self._upload:
             return
         self._settle()

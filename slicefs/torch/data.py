@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch.utils.data as torch_data
 from torch import distributed
 
+from fsmeta.errors import ConfigError
 from slicefs.client.connection import parse_bytes
 from slicefs.client.ranges import Item
 from slicefs.data.order import Reader
@@ -202,7 +203,7 @@ class IterableDataset(torch_data.IterableDataset):
             return 0, 1
         started = self._place if torch_data.get_worker_info() is not None else None
         known = _place_in_group() or started
-        return known or (int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+        return known or _place_of_launcher()
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Where the epoch stands, see `SampleStream.state_dict`.
@@ -215,6 +216,17 @@ class IterableDataset(torch_data.IterableDataset):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on any number of ranks and workers."""
         self._stream.load_state_dict(state)
+
+
+def _place_of_launcher() -> tuple[int, int]:
+    """Rank and world as torchrun says them. Raises: ConfigError."""
+    words = [os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")]
+    if not all(word.isdecimal() for word in words) or int(words[0]) >= int(words[1]):
+        raise ConfigError(
+            f"RANK={words[0]} WORLD_SIZE={words[1]}: set a rank below the number of ranks, "
+            "or unset both"
+        )
+    return int(words[0]), int(words[1])
 
 
 def _place_in_group() -> tuple[int, int] | None:

@@ -314,6 +314,7 @@ def test_status_shows_its_session(fs: Client, volume: Volume) -> None:
     [
         ({"buffer_size": "1M"}, "buffer_size: '1M': at least"),
         ({"buffer_size": -1}, "buffer_size: -1 is no size"),
+        ({"write_buffer_size": 4096}, "write_buffer_size: 4096: at least"),
         ({"heartbeat": 0}, "heartbeat: 0: use a number of seconds"),
         ({"heartbeat": float("nan")}, "heartbeat: nan: use"),
         ({"heartbeat": "5s"}, "heartbeat: '5s': use"),

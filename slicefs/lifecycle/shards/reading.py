@@ -29,6 +29,7 @@ WINDOW_PIECES: Final = 64  # of small tensors; more would make a window of many 
 GAP_BYTES: Final = 64 << 10  # unwanted bytes that cost less than another request
 _HALVES: Final = 64 << 10  # bytes of F16 at a time: each item is an object meanwhile
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # of a member of a zip: name and extra follow
+LOCAL_HEADER_BYTES: Final = _LOCAL_HEADER.size
 _LOCAL_MAGIC: Final = b"PK\x03\x04"
 # Items of `array`, by their types in safetensors; BF16 and F16 are not among them.
 _ARRAYS: Final = {
@@ -118,15 +119,9 @@ class ShardReader:
     def _locate(self, storages: Sequence[Storage]) -> None:
         """Find where these storages begin: behind a header whose length only itself says."""
         unknown = [each for each in dict.fromkeys(storages) if each not in self._begins]
-        length = _LOCAL_HEADER.size
-        wanted = [(each.path, each.header, each.header + length) for each in unknown]
+        wanted = [(each.path, each.header, each.header + LOCAL_HEADER_BYTES) for each in unknown]
         for storage, data in zip(unknown, self._tree.read_ranges(wanted, 0), strict=True):
-            if len(data) != length:
-                raise _cut(storage.path)
-            magic, name, extra = _LOCAL_HEADER.unpack(data)
-            if magic != _LOCAL_MAGIC:
-                raise ConfigError(f"{storage.path}: is no file of torch.save: copy it again")
-            self._begins[storage] = storage.header + length + name + extra
+            self._begins[storage] = behind_header(storage, data)
 
     def _pass(self, part: StorageRange, data: memoryview) -> None:
         """Count bytes that were read into the checksum of their storage.
@@ -174,6 +169,16 @@ class ShardReader:
     def _one(self, part: StorageRange) -> memoryview:
         [found] = self._read([part])
         return found
+
+
+def behind_header(storage: Storage, header: memoryview) -> int:
+    """Where the bytes of a storage begin in its file. Raises: ConfigError."""
+    if len(header) != LOCAL_HEADER_BYTES:
+        raise _cut(storage.path)
+    magic, name, extra = _LOCAL_HEADER.unpack(header)
+    if magic != _LOCAL_MAGIC:
+        raise ConfigError(f"{storage.path}: is no file of torch.save: copy it again")
+    return storage.header + LOCAL_HEADER_BYTES + int(name) + int(extra)
 
 
 def _pieces(tensor: Flat) -> Iterator[StorageRange]:

@@ -14,7 +14,7 @@ import pickle
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, cast
 
 from fsmeta.errors import ConfigError
 from slicefs.checkpoint.safetensors import ITEM_BYTES, TensorSpec
@@ -148,7 +148,18 @@ class StandIn:
 def read_torch_file(tree: Tree, path: str) -> Any:
     """What a file of `torch.save` holds. Raises: ConfigError for a file that is none or is cut."""
     try:
-        with tree.open_read(path) as file, zipfile.ZipFile(file) as archive:
+        with tree.open_read(path) as file:
+            return load_archive(file, path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: is missing: copy all files of the checkpoint again") from error
+    except zipfile.BadZipFile as error:
+        raise no_archive(tree, path, error) from error
+
+
+def load_archive(file: io.IOBase, path: str) -> Any:
+    """As `read_torch_file`; `path` is for errors. Raises: BadZipFile, ConfigError."""
+    try:
+        with zipfile.ZipFile(cast(IO[bytes], file)) as archive:
             members = {each.filename: each for each in archive.infolist()}
             [name] = [each for each in members if each.count("/") == 1 and each.endswith(_PICKLE)]
             _require_stored(members[name])
@@ -165,10 +176,6 @@ def read_torch_file(tree: Tree, path: str) -> Any:
                         f"{path}: is of a big-endian machine: load it with torch there"
                     )
             return _Unpickler(archive.read(name), path, name, members).load()
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: is missing: copy all files of the checkpoint again") from error
-    except zipfile.BadZipFile as error:
-        raise no_archive(tree, path, error) from error
     except (
         *(pickle.UnpicklingError, KeyError, ValueError, TypeError),
         *(EOFError, IndexError, NotImplementedError, AttributeError, UnicodeDecodeError),

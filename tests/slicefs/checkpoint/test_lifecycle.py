@@ -165,6 +165,17 @@ def unpack(folder: Path) -> Path:
     return folder
 
 
+def test_verify_of_what_is_no_step_says_so(tmp_path: Path) -> None:
+    code, out, _ = ckpt("verify", tmp_path)
+    assert code == 3
+    assert out.splitlines() == [
+        f"no step  {tmp_path}",
+        "         has no files: name the directory of a step or a run",
+    ]
+    (tmp_path / "notes.txt").write_text("no weights")
+    assert "no step" in ckpt("verify", tmp_path)[1]
+
+
 def test_verify_sees_a_dcp_step_that_lacks_bytes(tmp_path: Path) -> None:
     step = unpack(tmp_path / "step7")
     assert ckpt("verify", step)[0] == 0

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from array import array
 
 import pytest
 from hypothesis import given, strategies as st
@@ -115,14 +116,14 @@ def test_a_manifest_survives_its_encoding() -> None:
     entry.check("a", 2, b"01234")
     with pytest.raises(OSError, match="not what was saved"):
         entry.check("a", 2, b"01235")
-    files = {"a/b": entry, "odd\udcff": FileEntry(0, "00", ())}
+    files = {"a/b": entry, "odd\udcff": FileEntry(0, "00", array("I"))}
     manifest = StepManifest(7, "token", "run", "save-x", True, files)
     assert decode(manifest.encode(), "here") == manifest
 
 
 @given(st.integers(0, 400), st.integers(1, 255))
 def test_no_flipped_byte_of_a_manifest_is_believed(at: int, flip: int) -> None:
-    manifest = StepManifest(7, "t", "", "", False, {"a": FileEntry(3, "ab" * 32, (5,))})
+    manifest = StepManifest(7, "t", "", "", False, {"a": FileEntry(3, "ab" * 32, array("I", [5]))})
     data = bytearray(manifest.encode())
     data[at % len(data)] ^= flip
     try:
@@ -133,7 +134,7 @@ def test_no_flipped_byte_of_a_manifest_is_believed(at: int, flip: int) -> None:
 
 @pytest.mark.parametrize("name", ["../up", "/root", "a//b", "", "a/./b"])
 def test_a_manifest_names_nothing_outside(name: str) -> None:
-    manifest = StepManifest(7, "t", "", "", False, {name: FileEntry(0, "", ())})
+    manifest = StepManifest(7, "t", "", "", False, {name: FileEntry(0, "", array("I"))})
     with pytest.raises(Corrupt, match="not a relative path"):
         decode(manifest.encode(), "here")
 

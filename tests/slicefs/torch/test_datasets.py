@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from fsmeta.errors import ConfigError
 from slicefs.client import connection, shared_copies
 from slicefs.client.client import Client
 from slicefs.data.source import Sample
@@ -139,6 +140,17 @@ def test_an_epoch_goes_on_with_other_workers_and_ranks(
         again.load_state_dict(state)
         rest += taken(loader(again, 2, "fork"))
     assert sorted(begun + rest) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(("rank", "world"), [("x", "2"), ("2", "2"), ("-1", "2"), ("0", "")])
+def test_a_rank_that_is_none_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, world: str
+) -> None:
+    (tmp_path / "a").write_text("1")
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world)
+    with pytest.raises(ConfigError, match=f"RANK={rank} WORLD_SIZE={world}: set a rank below"):
+        iter(IterableDataset(str(tmp_path)))
 
 
 def test_directories_need_no_volume(tmp_path: Path) -> None:

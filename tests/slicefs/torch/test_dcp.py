@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 from fsclient.cli.main import run
 from slicefs.checkpoint.safetensors import decode_header, header_length
@@ -135,6 +137,56 @@ def test_ranks_save_together_and_load_on_another_number(tmp_path: Path) -> None:
     run_ranks(tmp_path, 3, "load")
     left = [name for name in os.listdir(tmp_path / "run") if name.startswith(".saving")]
     assert not left
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_rank_reads_its_part(tmp_path: Path, world: int) -> None:
+    run_ranks(tmp_path, 2, "save-part")
+    for printed in run_ranks(tmp_path, world, "load-part"):
+        read, needed = map(int, printed.split())
+        assert needed <= read <= 1.05 * needed
+
+
+def test_a_flipped_byte_of_a_part_is_an_error(tmp_path: Path) -> None:
+    """Of a step with a manifest; each byte of the file lies in a chunk that is compared."""
+    manager = CheckpointManager(f"file://{tmp_path}", dedupe=False)
+    manager.save(1, {"w": torch.arange(4 << 20, dtype=torch.float32)})
+    step = manager.latest()
+    assert step is not None
+    reader = StorageReader(step)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    [index] = reader.storage_data
+    item = ReadItem(
+        LoadItemType.TENSOR,
+        *(index, torch.Size([0]), index, torch.Size([1 << 20]), torch.Size([1000])),
+    )
+    planner = _OneTensor()
+    reader.read_data(LoadPlan([item]), planner).wait()
+    assert torch.equal(planner.tensor, torch.arange(1 << 20, (1 << 20) + 1000).float())
+    place = reader.storage_data[index]
+    path = tmp_path / "step1" / place.relative_path
+    with path.open("r+b") as file:
+        file.seek(place.offset + (4 << 20) + 2000)
+        file.write(b"\xee")
+    with pytest.raises(OSError, match="not what was saved"):
+        reader.read_data(LoadPlan([item]), planner)
+
+
+class _OneTensor(DefaultLoadPlanner):
+    """A planner of which `read_data` needs one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensor = torch.zeros(1000)
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """The tensor to fill."""
+        del read_item
+        return self.tensor
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Nothing more."""
 
 
 def test_ranks_save_by_processes_of_their_own(
