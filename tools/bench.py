@@ -29,6 +29,7 @@ from tools.benchlib import (
     csi,
     delay,
     disk,
+    floor,
     machine,
     redis,
     results,
@@ -44,7 +45,7 @@ from tools.benchlib.passed import passed
 from tools.benchlib.pieces import pieces
 from tools.benchlib.profile import SUFFIXES, Profiler
 from tools.benchlib.s3 import S3
-from tools.benchlib.scale import crowd, sizes
+from tools.benchlib.scale import crowd, processes, sizes
 from tools.benchlib.small import smallfiles
 from tools.benchlib.systems import JUICEFS, RCLONE, SLICEFS, System, adjusted, polling
 from tools.benchlib.volume import BenchVolume, bucket_of, mounted
@@ -56,6 +57,7 @@ CHOICES = {
     "smallfiles": smallfiles,
     "crowd": crowd,
     "sizes": sizes,
+    "processes": processes,
     "pieces": pieces,
     "cache": caches.cache,
     "records": caches.records,
@@ -69,6 +71,7 @@ PROGRAMS = {  # with options of their own
     "checks": checks.main,
     "clean": clean.main,
     "csi": csi.main,
+    "floor": floor.main,
     "sync": sync.main,
     "train": train.main,
     "train-link": train_link.main,

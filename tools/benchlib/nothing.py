@@ -20,10 +20,15 @@ WAYS: Final = ("pages", "direct")
 
 
 @contextmanager
-def mounted(mountpoint: Path, way: str) -> Iterator[Path]:
-    """A file system there that keeps nothing. Raises: RuntimeError where it can't be mounted."""
+def mounted(mountpoint: Path, way: str, redis_port: int = 0) -> Iterator[Path]:
+    """A file system there that keeps nothing, or only names and inodes, in Redis.
+
+    Raises: RuntimeError where it can't be mounted.
+    """
     mountpoint.mkdir()
     command = [str(client.program("nothing")), str(mountpoint), way]
+    if redis_port:
+        command.append(str(redis_port))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -1,6 +1,8 @@
 """Many clients in one directory, and volumes of more and more files: the workloads of scale.
 
 `crowd`: client processes, each with a mount of its own, create files in the same directory.
+`processes`: more and more of them on one mount, and the same divided between two mounts: what a
+second process that serves could gain.
 `sizes`: what a create, a listing, a dump cost where there are 10,000 files and where there are
 100,000 or a million. SliceFS' volumes are filled by `fill`, others' through their mount, and so
 not beyond PEER_FILES_MAX.
@@ -13,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tools.benchlib import client, fill
@@ -24,6 +27,7 @@ from tools.benchlib.workloads import Options
 
 CLIENTS = (1, 2, 4, 8)
 CREATES = 2000
+PROCESSES = (1, 2, 4, 8, 32)
 SIZES = (10_000, 100_000, 1_000_000)
 PEER_FILES_MAX = 100_000  # through a mount; a million would take a quarter of an hour
 FILES_A_DIRECTORY = 10_000
@@ -70,6 +74,30 @@ def _crowd(
             key = f"slicefs_meta_{name}_total"
             moved = sum(map(lambda new, old: new[key] - old[key], after, before))
             yield Metric(f"metadata, {label}", moved / (1 if unit == name else creates), unit)
+
+
+def processes(volume: BenchVolume, options: Options) -> Iterator[Metric]:
+    """Programs that each work in a directory of their own, on one mount and on two."""
+    for mounts in (1, 2) if volume.system.name == SLICEFS.name else (1,):
+        with volume.more_mounts(mounts - 1) as others:
+            places = [volume.mountpoint, *others]
+            for count in PROCESSES:
+                each = max(50, options.count_or(CREATES) // count)
+                roots = [places[at % mounts] / f"p{mounts}-{count}-{at}" for at in range(count)]
+                for phase in ("create", "open", "rename"):
+                    took_s = _at_once(roots, each, phase)
+                    label = f"{phase}, {count} processes, {mounts} mount{'s' * (mounts > 1)}"
+                    yield Metric(label, took_s * 1e6 / (each * count), "µs/op")
+
+
+def _at_once(roots: Sequence[Path], count: int, phase: str) -> float:
+    """Seconds that one process for each root needs for a phase, all at the same time."""
+    begin = time.monotonic()
+    with ThreadPoolExecutor(len(roots)) as pool:
+        run = partial(client.run, "metaloop")
+        for _ in pool.map(lambda root: run(root, 1, count, "own", phase), roots):
+            pass
+    return time.monotonic() - begin
 
 
 def _stats(mount: Path) -> dict[str, float]:
