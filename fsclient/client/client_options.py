@@ -21,7 +21,7 @@ class ClientOptions(NamedTuple):
     """See the module."""
 
     buffer_bytes: int = BUFFER_BYTES
-    writing_bytes: int | None = None  # of these for what is not stored yet; None: all
+    file_bytes: int | None = None  # of one file that are not stored yet; None: any
     upload_threads: int | None = None  # None: UPLOAD_THREADS, and more where the store is far
     prefetch_threads: int = PREFETCH_THREADS
     heartbeat_s: float = HEARTBEAT_S

@@ -80,7 +80,7 @@ class DataLayers:
         layers = observer.tracing.layers
         self.stack = stacked(raw, settings.storage, runtime, options.pacing, layers.objects)
         self.objects: ObjectStore = self.stack.store
-        self.budget = MemoryBudget(runtime, options.buffer_bytes, options.writing_bytes)
+        self.budget = MemoryBudget(runtime, options.buffer_bytes)
         small = options.pack_below_for(settings.storage)
         self.queue = TidyQueue(runtime, small, settings.block_bytes)
         self.writeback: WriteBack | None = None
@@ -93,7 +93,9 @@ class DataLayers:
         self.blocks = self._make_blocks(sealer)
         far = self._far_uploads(settings.storage) if self.blocks.plain else 0
         threads, pool = self._upload_threads, layers.pool
-        self.uploads = UploadPool(runtime, self.budget, threads, most=far, pool=pool)
+        self.uploads = UploadPool(
+            runtime, self.budget, threads, most=far, pool=pool, file_bytes_max=options.file_bytes
+        )
         self._prefetch_pool = pool(runtime, "prefetch", options.prefetch_threads)
         prefetcher = Prefetcher(self._prefetch_pool, self.budget, self.blocks)
         epoch, whole = ReadEpoch(runtime), self._whole_files(sealer)

@@ -86,6 +86,12 @@ class BlockUploads:
                     raise Unavailable("flush: uploads take too long")
                 self._cond.wait(left)
 
+    def await_sent(self, blocks: Sequence[PendingBlock]) -> None:
+        """Wait until each of `blocks` is stored or was refused."""
+        with self._cond:
+            while not self.dropped and any(block.is_sent for block in blocks):
+                self._cond.wait()
+
     def keep(self, error: Exception) -> None:
         """Remember a failure for the next `check`."""
         with self._cond:

@@ -94,8 +94,14 @@ class UploadPool:
         idle_s: float = IDLE_S,
         most: int = 0,
         pool: Callable[[Runtime, str, int], WorkerPool] = WorkerPool,
+        file_bytes_max: int | None = None,
     ) -> None:
-        """`most`: threads where the store is far; else there are never more than `threads`."""
+        """`most`: threads where the store is far; else there are never more than `threads`.
+
+        `file_bytes_max`: of one file on their way to the store, before its writers wait; None: as
+        many as there is memory for.
+        """
+        self.file_bytes_max = file_bytes_max
         self._runtime = runtime
         self._workers = pool(runtime, "upload", threads)
         self.idle_s = idle_s

@@ -42,6 +42,11 @@ class PendingBlock:
         self.data = bytearray()
         self.fill = 0
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether it is on its way to the store; one that was refused is not."""
+        return self.queued and self.state is not BlockState.STORED
+
     def write(self, at: int, piece: memoryview, take_spare: TakeSpare) -> None:
         """Put `piece` at `at`, which is at most `fill`."""
         end = at + len(piece)

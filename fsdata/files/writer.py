@@ -134,11 +134,17 @@ class FileWriter:
                 self._write_piece(chunk, pos + step, piece, append)
 
     def _write_piece(self, chunk: int, pos: int, data: memoryview, append: bool) -> None:
-        """`write` within one chunk, of what the budget can give at once."""
-        self._budget.reserve(len(data), self._uploads.check)
-        unused = len(data)
-        try:
-            while True:
+        """`write` within one chunk, of what the budget can give at once.
+
+        Memory for the slice is asked for while none is held: threads that hold the last of it
+        would wait for each other.
+        """
+        if not self._ids and not self.slices.all:
+            self._add_slice_id()
+        while True:
+            self._budget.reserve(len(data), self._uploads.check)
+            unused = len(data)
+            try:
                 with self._cond:
                     assert not self._uploads.dropped, "written after discard"
                     piece = self.slices.find(chunk, pos, pos + len(data), append)
@@ -146,14 +152,34 @@ class FileWriter:
                         blocks, grown = self._place(piece, chunk, pos, data, append)
                         unused -= grown
                         break
-                slice_id = self._new_slice_id()  # may wait: not under the lock
-                with self._cond:
-                    self._ids.append(slice_id)
-        finally:
-            if unused:
-                self._budget.release(unused)
+            finally:
+                if unused:
+                    self._budget.release(unused)
+            self._add_slice_id()
         if blocks:
             self._uploads.submit(blocks, self._commit_complete)
+            if self._pool.file_bytes_max is not None:
+                self._await_sent(self._pool.file_bytes_max)
+
+    def _add_slice_id(self) -> None:
+        """Fetch an id. It may wait: not under the lock."""
+        slice_id = self._new_slice_id()
+        with self._cond:
+            self._ids.append(slice_id)
+
+    def _await_sent(self, most: int) -> None:
+        """Wait until at most `most` bytes of the file are on their way to the store."""
+        with self._cond:
+            sent = [b for piece in self.slices.all for b in piece.blocks if b.is_sent]
+        beyond = sum(block.fill for block in sent) - most
+        oldest = []
+        for block in sent:
+            if beyond <= 0:
+                break
+            oldest.append(block)
+            beyond -= block.fill
+        if oldest:
+            self._uploads.await_sent(oldest)
 
     def _new_slice_id(self) -> SliceId:
         """An id, and memory for the slice itself: tiny writes hold little else."""

@@ -44,20 +44,15 @@ def _nothing() -> None:
 class MemoryBudget:
     """How many bytes each use of memory may take."""
 
-    def __init__(
-        self, runtime: Runtime, limit: int = BUFFER_BYTES, writing_limit: int | None = None
-    ) -> None:
-        """`writing_limit`: of write buffers alone; None: all of it."""
-        self._writing_limit = limit if writing_limit is None else min(limit, writing_limit)
-        assert self._writing_limit >= BUFFER_BYTES_MIN, self._writing_limit
+    def __init__(self, runtime: Runtime, limit: int = BUFFER_BYTES) -> None:
+        assert limit >= BUFFER_BYTES_MIN, limit
         self._clock = runtime.monotonic
         self._limit = limit
         self._cond = runtime.condition()
         self._writing = 0  # guarded by _cond, as are all below
         self._cached = 0
         self._ahead = 0
-        self._waiters = 0  # writers that wait
-        self._short = 0  # those of them that wait for what the cache and read-ahead also use
+        self._waiters = 0
         self._changes = 0  # times a waiter's chances may have become better
         self._shrink: Callable[[int], None] = _shrink_nothing
         self._push: Callable[[], None] = _nothing
@@ -78,9 +73,6 @@ class MemoryBudget:
     def _fits(self, size: int) -> bool:
         return self._writing + self._cached + self._ahead + size <= self._limit
 
-    def _may_write(self, size: int) -> bool:
-        return self._fits(size) and self._writing + size <= self._writing_limit
-
     def reserve(self, size: int, check: Callable[[], None] = _nothing) -> None:
         """Take `size` bytes for a write buffer; waits while there is no room.
 
@@ -88,7 +80,7 @@ class MemoryBudget:
         Raises: Unavailable after WAIT_S_MAX; what `check` raises.
         """
         with self._cond:
-            if self._may_write(size):
+            if self._fits(size):
                 self._writing += size
                 return
             self._waiters += 1
@@ -101,32 +93,22 @@ class MemoryBudget:
     def _reserve_slowly(self, size: int, check: Callable[[], None]) -> None:
         """Drop cached blocks, then push writers, then wait, until `size` bytes are free."""
         deadline = self._clock() + WAIT_S_MAX
-        is_short = False
-        try:
-            while True:
-                with self._cond:
-                    seen = self._changes
-                    was_short, is_short = is_short, not self._fits(size)
-                    self._short += is_short - was_short
-                if is_short:
-                    self._shrink(max(size, self._limit // SHRINK_SHARE))
-                with self._cond:
-                    if self._may_write(size):
-                        self._writing += size
-                        return
-                self._push()
-                check()
-                with self._cond:
-                    left = deadline - self._clock()
-                    if left <= 0:
-                        raise Unavailable(
-                            "no write buffer became free: the object store is too slow"
-                        )
-                    if self._changes == seen:
-                        self._cond.wait(left)
-        finally:
+        while True:
             with self._cond:
-                self._short -= is_short
+                seen = self._changes
+            self._shrink(max(size, self._limit // SHRINK_SHARE))
+            with self._cond:
+                if self._fits(size):
+                    self._writing += size
+                    return
+            self._push()
+            check()
+            with self._cond:
+                left = deadline - self._clock()
+                if left <= 0:
+                    raise Unavailable("no write buffer became free: the object store is too slow")
+                if self._changes == seen:
+                    self._cond.wait(left)
 
     def poke(self) -> None:
         """Let writers that wait look again: an upload failed and will free nothing."""
@@ -151,7 +133,7 @@ class MemoryBudget:
     def charge(self, size: int) -> bool:
         """Count `size` bytes as cached; False where there is no room or a writer waits for it."""
         with self._cond:
-            if self._short or not self._fits(size):
+            if self._waiters or not self._fits(size):
                 return False
             self._cached += size
             return True
@@ -164,9 +146,9 @@ class MemoryBudget:
         return self.charge(size)
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` bytes are free now, and no writer waits for them."""
+        """Whether `size` bytes are free now, and no thread waits for them."""
         with self._cond:
-            return not self._short and self._fits(size)
+            return not self._waiters and self._fits(size)
 
     def uncharge(self, size: int) -> None:
         """Give back what `charge` or `retire` counted."""
@@ -178,7 +160,7 @@ class MemoryBudget:
     def hold(self, size: int) -> bool:
         """Count `size` bytes as being read ahead; False where there is no room."""
         with self._cond:
-            if self._short or (self._ahead + size) * AHEAD_SHARE > self._limit:
+            if self._waiters or (self._ahead + size) * AHEAD_SHARE > self._limit:
                 return False
             if self._writing + self._ahead + size > self._limit:
                 return False
@@ -186,7 +168,7 @@ class MemoryBudget:
         if missing > 0:
             self._shrink(missing)
         with self._cond:
-            if self._short or not self._fits(size):
+            if self._waiters or not self._fits(size):
                 return False
             self._ahead += size
             return True

@@ -32,8 +32,8 @@ from slicefs.client import bulk, durable, files
 from slicefs.client.batches import BatchReader, Prefetch
 from slicefs.client.bulk import KnownFile
 from slicefs.client.connection import (
+    FILE_BYTES,
     SHARED,
-    WRITING_BYTES,
     Connection,
     Settings,
     after_fork,
@@ -73,7 +73,7 @@ class Client(Namespace):
         `cache_dir`: where copies of blocks are kept, "memory" where other processes of this user
         find them as long as one runs, or "none".
         The caller is this process's unless `uid` says otherwise. `options`: `umask`,
-        `buffer_size`, `write_buffer_size` (of it, at most), `staging_dir` (write-back),
+        `buffer_size`, `write_buffer_size` (of one file), `staging_dir` (write-back),
         `heartbeat`, `meta_timeout`, `store_options`, `upload_limit`, `download_limit` (bytes a
         second). Raises: ConfigError.
         """
@@ -87,8 +87,8 @@ class Client(Namespace):
             cache_dir=_cache_dir(cache_dir),
             cache_size=str(cache_size),
             buffer_bytes=_buffer_bytes(options.pop("buffer_size", BUFFER_BYTES), "buffer_size"),
-            writing_bytes=_buffer_bytes(
-                options.pop("write_buffer_size", WRITING_BYTES), "write_buffer_size"
+            file_bytes=_buffer_bytes(
+                options.pop("write_buffer_size", FILE_BYTES), "write_buffer_size"
             ),
             staging_dir=str(options.pop("staging_dir", "") or ""),
             heartbeat_s=parse_seconds(options.pop("heartbeat", 5.0), "heartbeat", HEARTBEAT_S_MIN),

@@ -35,7 +35,7 @@ from slicefs.client.shared_copies import FREE_RATIO, SharedCopies, capacity_byte
 
 SHARED: Final = "memory"  # in place of a cache directory: memory that processes share
 COPIES: Final = SharedCopies()
-WRITING_BYTES: Final = 64 << 20  # of writes that are not stored yet: enough for any link
+FILE_BYTES: Final = 64 << 20  # of one file that are not stored yet: enough for any link
 _ERRNOS: Final = (
     (Fenced, errno.ESTALE),
     (StoreFull, errno.ENOSPC),
@@ -53,7 +53,7 @@ class Settings(NamedTuple):
     cache_dir: str = ""  # "": none, or what the user of this connection thinks best; SHARED
     cache_size: str = SIZE
     buffer_bytes: int = BUFFER_BYTES
-    writing_bytes: int = WRITING_BYTES
+    file_bytes: int = FILE_BYTES
     staging_dir: str = ""
     heartbeat_s: float = 5.0
     meta_timeout_s: float = 0.0  # 0: as mounts have it
@@ -113,7 +113,7 @@ def _options(settings: Settings) -> ClientOptions:
     """The options of the client. Raises: ConfigError."""
     options = ClientOptions(
         buffer_bytes=settings.buffer_bytes,
-        writing_bytes=settings.writing_bytes,
+        file_bytes=settings.file_bytes,
         heartbeat_s=settings.heartbeat_s,
         store_options=settings.store_options,
         pacing=Pacing(

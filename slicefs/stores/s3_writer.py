@@ -9,6 +9,7 @@ Called by `S3Tree`. Threading: one thread writes; each part is sent by a thread 
 from __future__ import annotations
 
 import errno
+import io
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,8 @@ from slicefs.client.parallel import RUNTIME
 from slicefs.stores.tree import BaseWriter, Buffer
 
 if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
     from fsdata.objects.contract import ObjectStore
 
 PART_BYTES: Final = 16 << 20  # S3 takes at least 5 MiB; fewer, larger ones cost fewer requests
@@ -30,6 +33,49 @@ def part_bytes(size: int | None) -> int:
     if size is None or size <= PART_BYTES * PARTS_MAX:
         return PART_BYTES
     return -(-size // PARTS_MAX)
+
+
+class _PartBody(io.RawIOBase):
+    """The bytes of a part, to be read in pieces and not copied as a whole.
+
+    A body of bytes is sent by one call, and on a slow link that meets the timeout of a call.
+    """
+
+    def __init__(self, data: bytearray) -> None:
+        super().__init__()
+        self._view = memoryview(data)
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes: a part that is sent again is read again."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move there."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Fill `buffer` as far as the part goes."""
+        target = memoryview(buffer).cast("B")
+        piece = self._view[self._at : self._at + len(target)]
+        target[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        """Let go of the bytes: their buffer takes another part."""
+        self._view.release()
+        super().close()
 
 
 class S3Writer(BaseWriter):
@@ -77,7 +123,7 @@ class S3Writer(BaseWriter):
     def _send(self) -> None:
         """Send the buffer as the next part. Raises: what an earlier part met."""
         if not self._upload:
-            self._upload = str(self._boto.create_multipart_upload(**self._where)["UploadId"])
+            self._upload = self._begin_upload()
         number, self._next = self._next, self._next + 1
         if number > PARTS_MAX:
             raise OSError(
@@ -90,7 +136,21 @@ class S3Writer(BaseWriter):
             self._raise()
             self._under_way += 1
             self._buffer = self._spare.pop() if self._spare else self._buffer
-        RUNTIME.spawn(f"slicefs-part-{number}", lambda: self._send_part(number, data))
+        try:
+            RUNTIME.spawn(f"slicefs-part-{number}", lambda: self._send_part(number, data))
+        except BaseException as error:
+            self._sent(number, data, "", error)
+            raise
+
+    def _begin_upload(self) -> str:
+        """The id of a new upload. Raises: OSError, which `close` raises, too."""
+        try:
+            return str(self._boto.create_multipart_upload(**self._where)["UploadId"])
+        except Exception as error:
+            with self._cond:
+                self._error = error
+                self._raise()
+            raise
 
     def _take_buffer(self) -> bytearray:
         """What is written and not sent."""
@@ -103,10 +163,15 @@ class S3Writer(BaseWriter):
         error: BaseException | None = None
         etag = ""
         try:
-            more = {"UploadId": self._upload, "PartNumber": number, "Body": data}
-            etag = str(self._boto.upload_part(**self._where, **more)["ETag"])
+            with _PartBody(data) as body:
+                more = {"UploadId": self._upload, "PartNumber": number, "Body": body}
+                etag = str(self._boto.upload_part(**self._where, **more)["ETag"])
         except BaseException as caught:  # noqa: BLE001  (raised by `write` and `close`)
             error = caught
+        self._sent(number, data, etag, error)
+
+    def _sent(self, number: int, data: bytearray, etag: str, error: BaseException | None) -> None:
+        """A part is stored, or was not."""
         with self._cond:
             self._under_way -= 1
             self._spare.append(data)
@@ -126,6 +191,8 @@ class S3Writer(BaseWriter):
             self._spare.clear()
 
     def _finish(self) -> None:
+        with self._cond:
+            self._raise()
         if not self._upload:
             try:
                 self._objects.put(self._where["Key"], (self._take_buffer(),))

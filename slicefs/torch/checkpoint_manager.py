@@ -18,7 +18,8 @@ from fsmeta.errors import ConfigError
 from slicefs.checkpoint.manager import StepManager as FileManager
 from slicefs.checkpoint.saving import Saving
 from slicefs.checkpoint.step import Step
-from slicefs.torch.dcp import StorageReader, StorageWriter
+from slicefs.torch.dcp import StorageWriter
+from slicefs.torch.dcp_reader import StorageReader
 
 THREADS = 4  # files of one rank that are written at a time
 

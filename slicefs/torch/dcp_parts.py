@@ -11,7 +11,7 @@ import io
 import itertools
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, cast
 
 import torch
@@ -55,8 +55,8 @@ class PartPlan(NamedTuple):
 
 
 def plan_part(
-    head: memoryview,
-    tail: memoryview,
+    head: bytes | memoryview,
+    tail: bytes | memoryview,
     length: int,
     offsets: Sequence[int],
     lengths: Sequence[int],
@@ -68,6 +68,7 @@ def plan_part(
     `max_gap` bytes apart are read as one. None: the archive must be read whole, because it holds
     something else than one plain tensor.
     """
+    head, tail = memoryview(head), memoryview(tail)
     ends = _Ends(head, tail, length)
     try:
         stored = load_archive(ends, "archive")
@@ -185,17 +186,11 @@ class _Ends(io.RawIOBase):
         return len(part)
 
 
-def is_worth_it(part_bytes: int, length: int, max_gap: int) -> bool:
-    """Whether reading a part spares more than `max_gap` bytes of an archive."""
-    return 0 < part_bytes < length - HEAD_BYTES - TAIL_BYTES - max_gap
-
-
 def part_bytes(lengths: Sequence[int], dtype: torch.dtype) -> int:
     """Bytes of a part."""
     return math.prod(lengths) * int(dtype.itemsize)
 
 
-def ends(begin: int, length: int) -> Iterator[tuple[int, int]]:
+def ends(begin: int, length: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Where the ends of an archive are in its file."""
-    yield begin, begin + HEAD_BYTES
-    yield begin + length - TAIL_BYTES, begin + length
+    return (begin, begin + HEAD_BYTES), (begin + length - TAIL_BYTES, begin + length)

@@ -92,6 +92,7 @@ class World:
         idle_s: float = 3600.0,
         threads: int = 2,
         locked: bool = False,
+        file_bytes_max: int | None = None,
     ) -> None:
         self.runtime = SystemRuntime()
         self.objects = FaultyObjects(self.runtime, MemObjects(self.runtime))
@@ -101,7 +102,9 @@ class World:
         self.cache = BlockCache(self.runtime, self.budget, BLOCK)
         self.sealer = Sealer(self.runtime, bytes(32)) if locked else None
         self.blocks = self._blocks(self.cache)
-        self.pool = UploadPool(self.runtime, self.budget, threads, idle_s)
+        self.pool = UploadPool(
+            self.runtime, self.budget, threads, idle_s, file_bytes_max=file_bytes_max
+        )
         self.side = WriteServices(self.runtime, self.blocks, self.budget, self.pool, self.sink)
         self.readers = WorkerPool(self.runtime, "ahead", 2)
 

@@ -10,7 +10,8 @@ from slicefs.stores.opening import open_tree
 from slicefs.stores.tree import Tree
 
 try:
-    from slicefs.torch.dcp import StorageReader, StorageWriter
+    from slicefs.torch.dcp import StorageWriter
+    from slicefs.torch.dcp_reader import StorageReader
 except ModuleNotFoundError as missing:
     raise ImportError("slicefs.compat.dataflux needs torch: pip install torch") from missing
 

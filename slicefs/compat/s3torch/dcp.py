@@ -23,7 +23,8 @@ from slicefs.compat.s3torch.prefixes import (
 from slicefs.compat.s3torch.s3reader import kind_of
 
 try:
-    from slicefs.torch.dcp import StorageReader, StorageWriter
+    from slicefs.torch.dcp import StorageWriter
+    from slicefs.torch.dcp_reader import StorageReader
 except ModuleNotFoundError as missing:
     raise ImportError("slicefs.compat.s3torch needs torch: pip install torch") from missing
 

@@ -12,7 +12,7 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fsmeta.errors import Corrupt
@@ -170,6 +170,7 @@ class _MetadataUnpickler(pickle.Unpickler):
             ("torch", "Size"): tuple,
             ("collections", "OrderedDict"): Ordered,
             ("torch._utils", "_rebuild_tensor_v2"): _view,
+            ("torch._utils", "_rebuild_tensor_v3"): _view,
             ("torch.serialization", "_get_layout"): _value,
             ("builtins", "set"): set,
             ("pathlib", "PosixPath"): _path,
@@ -179,7 +180,7 @@ class _MetadataUnpickler(pickle.Unpickler):
             found = known[module, name]
             copies = found in (tuple, Ordered, set, _path)
             return self._budget.copied(found) if copies else Fixed(found)
-        if module == "torch" and (name in DTYPES or name.endswith("Storage")):
+        if module in ("torch", "torch.storage") and (name in DTYPES or name.endswith("Storage")):
             return _Storage(name)
         raise pickle.UnpicklingError(f"{module}.{name} is not what a checkpoint consists of")
 
@@ -196,7 +197,18 @@ def _path(*words: str) -> str:
     return "/".join(words)
 
 
-def _view(key: str, offset: int, sizes: Any, strides: Any, *_: Any) -> _View:
+def require_plain(others: Sequence[Any]) -> None:
+    """Raises: ValueError for a tensor whose values are not those that are stored.
+
+    `others`: the last arguments of torch's function, hooks, which are empty, and bits that say to
+    conjugate or to negate.
+    """
+    if any(isinstance(each, Mapping) and each for each in others):
+        raise ValueError("a tensor that is conjugated or negated: save it with .resolve_conj()")
+
+
+def _view(key: str, offset: int, sizes: Any, strides: Any, *others: Any) -> _View:
+    require_plain(others)
     if max(len(sizes), len(strides)) > DIMENSIONS_MAX:
         raise ValueError(f"a tensor of more than {DIMENSIONS_MAX} dimensions")
     found = _View(key, int(offset), tuple(sizes), tuple(strides))

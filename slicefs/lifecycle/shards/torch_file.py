@@ -18,7 +18,7 @@ from typing import IO, Any, Final, NamedTuple, cast
 
 from fsmeta.errors import ConfigError
 from slicefs.checkpoint.safetensors import ITEM_BYTES, TensorSpec
-from slicefs.lifecycle.shards.dcp_metadata import DTYPES
+from slicefs.lifecycle.shards.dcp_metadata import DTYPES, require_plain
 from slicefs.lifecycle.shards.pickles import (
     DIMENSIONS_MAX,
     Budget,
@@ -284,6 +284,7 @@ def _tensor(
         raise pickle.UnpicklingError("a tensor without a storage")
     if max(len(shape), len(strides)) > DIMENSIONS_MAX:
         raise ValueError(f"a tensor of more than {DIMENSIONS_MAX} dimensions")
+    require_plain(others)
     for each in others:
         if isinstance(each, _ItemType):
             dtype = each.dtype

@@ -212,42 +212,6 @@ def test_a_writer_waits_until_there_is_room() -> None:
     assert not budget.charge(1)
 
 
-def test_write_buffers_have_a_limit_of_their_own() -> None:
-    """While a writer waits for it, the cache and read-ahead go on."""
-    budget = MemoryBudget(RUNTIME, 4 * LIMIT, writing_limit=LIMIT)
-    budget.reserve(LIMIT)
-    pushed = RUNTIME.event()
-    budget.on_push(pushed.set)
-    budget.on_shrink(lambda _: pytest.fail("nothing is short of memory"))
-    thread = RUNTIME.spawn("writer", lambda: budget.reserve(MIB))
-    pushed.wait()
-    assert budget.charge(2 * LIMIT)
-    assert budget.hold(MIB)
-    budget.release(MIB)
-    thread.join()
-    assert budget.gauges().writing == LIMIT
-
-
-def test_a_writer_that_waits_for_its_limit_is_told_when_memory_is_short() -> None:
-    budget = MemoryBudget(RUNTIME, 2 * LIMIT, writing_limit=LIMIT)
-    budget.reserve(LIMIT)
-    pushed, shrunk = RUNTIME.event(), RUNTIME.event()
-    budget.on_push(pushed.set)
-
-    def shrink(size: int) -> None:
-        budget.uncharge(size)
-        shrunk.set()
-
-    budget.on_shrink(shrink)
-    thread = RUNTIME.spawn("writer", lambda: budget.reserve(MIB))
-    pushed.wait()
-    assert budget.charge(LIMIT), "all that is left"
-    budget.retire(MIB)  # the limit has room now, the memory has none
-    thread.join()
-    assert shrunk.is_set()
-    assert budget.gauges().writing == LIMIT
-
-
 def test_a_writer_gives_up() -> None:
     class Late(SystemRuntime):
         def __init__(self) -> None:

@@ -20,6 +20,7 @@ from fsclient.cli.main import run
 from slicefs.checkpoint.safetensors import decode_header, header_length
 from slicefs.client.client import Client
 from slicefs.torch.checkpoint import Checkpoint, CheckpointManager, StorageReader, StorageWriter
+from slicefs.torch.dcp_reader import BATCH_BYTES
 from tests.conftest import LogWatch
 from tests.posix.volumes import PATIENCE_S, new_volume
 from tests.slicefs.checkpoint.test_dedupe import stored_bytes
@@ -147,38 +148,133 @@ def test_a_rank_reads_its_part(tmp_path: Path, world: int) -> None:
         assert needed <= read <= 1.05 * needed
 
 
+def part_of(reader: StorageReader, offset: int, name: str = "w", count: int = 1000) -> torch.Tensor:
+    """`count` items of a stored tensor, from `offset` on."""
+    reader.set_up_storage_reader(reader.read_metadata(), is_coordinator=True)
+    index = next(each for each in reader.storage_data if each.fqn == name)
+    item = ReadItem(
+        LoadItemType.TENSOR,
+        *(index, torch.Size([0]), index, torch.Size([offset]), torch.Size([count])),
+    )
+    planner = _OneTensor(count)
+    reader.read_data(LoadPlan([item]), planner).wait()
+    return planner.tensor
+
+
+def damage(folder: Path, reader: StorageReader, at: int) -> None:
+    """Change byte `at` of the archive of the only stored tensor."""
+    [place] = reader.storage_data.values()
+    with (folder / place.relative_path).open("r+b") as file:
+        file.seek(place.offset + at)
+        byte = file.read(1)
+        file.seek(place.offset + at)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+WHOLE = torch.arange(4 << 20, dtype=torch.float32)
+
+
 def test_a_flipped_byte_of_a_part_is_an_error(tmp_path: Path) -> None:
-    """Of a step with a manifest; each byte of the file lies in a chunk that is compared."""
+    """Of a step with a manifest."""
     manager = CheckpointManager(f"file://{tmp_path}", dedupe=False)
-    manager.save(1, {"w": torch.arange(4 << 20, dtype=torch.float32)})
+    manager.save(1, {"w": WHOLE})
     step = manager.latest()
     assert step is not None
     reader = StorageReader(step)
-    metadata = reader.read_metadata()
-    reader.set_up_storage_reader(metadata, is_coordinator=True)
-    [index] = reader.storage_data
-    item = ReadItem(
-        LoadItemType.TENSOR,
-        *(index, torch.Size([0]), index, torch.Size([1 << 20]), torch.Size([1000])),
-    )
-    planner = _OneTensor()
-    reader.read_data(LoadPlan([item]), planner).wait()
-    assert torch.equal(planner.tensor, torch.arange(1 << 20, (1 << 20) + 1000).float())
-    place = reader.storage_data[index]
-    path = tmp_path / "step1" / place.relative_path
-    with path.open("r+b") as file:
-        file.seek(place.offset + (4 << 20) + 2000)
-        file.write(b"\xee")
+    assert torch.equal(part_of(reader, 1 << 20), WHOLE[1 << 20 : (1 << 20) + 1000])
+    damage(tmp_path / "step1", reader, (4 << 20) + 2000)
     with pytest.raises(OSError, match="not what was saved"):
-        reader.read_data(LoadPlan([item]), planner)
+        part_of(reader, 1 << 20)
+
+
+def test_whole_tensors_are_compared_with_what_torch_has_stored(tmp_path: Path) -> None:
+    """Without a manifest. The part alone has no checksum."""
+    url = f"file://{tmp_path}"
+    dcp.save({"w": WHOLE}, storage_writer=StorageWriter(url), no_dist=True)
+    reader = StorageReader(url, whole_tensors=True)
+    assert torch.equal(part_of(reader, 5), WHOLE[5:1005])
+    damage(tmp_path, reader, 12 << 20)
+    with pytest.raises(OSError, match="not what was saved"):
+        part_of(reader, 5)
+    assert torch.equal(part_of(StorageReader(url), 5), WHOLE[5:1005])
+
+
+def test_a_file_that_is_replaced_between_two_reads_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place of the items comes from the first read, the items from the second."""
+    url, other = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
+    for place, before in ((url, 1000), (other, 3000)):
+        state = {"a": torch.zeros(before), "w": WHOLE}
+        writer = StorageWriter(place, thread_count=1, single_file_per_rank=True)
+        dcp.save(state, storage_writer=writer, no_dist=True)
+    [name] = [path.name for path in (tmp_path / "a").glob("*.distcp")]
+    reader = StorageReader(url)
+    read_ranges, calls = reader.fs.tree.read_ranges, []
+
+    def replaced(*asked: Any) -> list[memoryview]:
+        calls.append(asked)
+        if len(calls) == 2:
+            (tmp_path / "b" / name).replace(tmp_path / "a" / name)
+        return read_ranges(*asked)
+
+    monkeypatch.setattr(reader.fs.tree, "read_ranges", replaced)
+    with pytest.raises(OSError, match="was replaced while it was read"):
+        part_of(reader, 50_000)
+
+
+@pytest.mark.parametrize("chunk_bytes", [256 << 10, 4 << 20])  # of manifests now, and before
+def test_memory_and_bytes_are_bounded_with_a_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    """What is verified together is read together, and small tensors are not worth two reads."""
+    monkeypatch.setattr(
+        "slicefs.checkpoint.manifest.Digester.__init__.__defaults__", (chunk_bytes,)
+    )
+    manager = CheckpointManager(f"file://{tmp_path}", dedupe=False)
+    count, items = 200, 1 << 17  # 100 MiB in tensors of 512 KiB
+    manager.save(1, {f"x{at:03}": torch.full((items,), float(at)) for at in range(count)})
+    step = manager.latest()
+    assert step is not None
+    reader = StorageReader(step)
+    reader.set_up_storage_reader(reader.read_metadata(), is_coordinator=True)
+    read_ranges, sizes = reader.fs.tree.read_ranges, []
+
+    def counted(*asked: Any) -> list[memoryview]:
+        found = read_ranges(*asked)
+        sizes.append(sum(map(len, found)))
+        return found
+
+    monkeypatch.setattr(reader.fs.tree, "read_ranges", counted)
+    half = torch.Size([items // 2])
+    plan = LoadPlan(
+        [
+            ReadItem(LoadItemType.TENSOR, index, torch.Size([0]), index, half, half)
+            for index in reader.storage_data
+        ]
+    )
+    reader.read_data(plan, _OneTensor(items // 2)).wait()
+    whole = count * items * 4
+    assert max(sizes) <= BATCH_BYTES + 4 * chunk_bytes
+    assert sum(sizes) <= 1.1 * whole + 20 * chunk_bytes
+
+
+@pytest.mark.parametrize("name", ["complex128", "float8_e4m3fnuz", "uint32"])
+def test_types_that_torch_stores_are_loaded(tmp_path: Path, name: str) -> None:
+    url, dtype = f"file://{tmp_path}", getattr(torch, name)
+    saved = {"x": torch.arange(40).to(dtype)}
+    dcp.save(saved, storage_writer=StorageWriter(url), no_dist=True)
+    loaded = {"x": torch.zeros(40, dtype=dtype)}
+    dcp.load(loaded, storage_reader=StorageReader(url), no_dist=True)
+    assert torch.equal(loaded["x"].view(torch.uint8), saved["x"].view(torch.uint8))
 
 
 class _OneTensor(DefaultLoadPlanner):
     """A planner of which `read_data` needs one tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self.tensor = torch.zeros(1000)
+        self.tensor = torch.zeros(count)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         """The tensor to fill."""
@@ -248,15 +344,16 @@ def test_torch_save_adds_little_memory(tmp_path: Path) -> None:
 
 def test_unshard_gives_what_torch_saved(tmp_path: Path) -> None:
     manager = CheckpointManager(f"file://{tmp_path}/run")
-    saved = state(9)
+    saved = {**state(9), "q": torch.arange(8).to(torch.float8_e4m3fn)}
     manager.save(9, saved)
     assert run(["ckpt", "unshard", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
     data = (tmp_path / "out/step9-unsharded/model.safetensors").read_bytes()
     found = decode_header(data[: header_length(data, "f")], len(data), "f")
-    for name in ("w", "t", "b"):
+    for name in ("w", "t", "b", "q"):
         each = found[name]
         tensor = torch.frombuffer(bytearray(data[each.begin : each.end]), dtype=saved[name].dtype)
-        assert torch.equal(tensor.reshape(each.spec.shape), saved[name])
+        whole = tensor.reshape(each.spec.shape).float()
+        assert torch.equal(whole, saved[name].float())
     assert torch.load(tmp_path / "out/step9-unsharded/other/step.pt") == 9
 
 

@@ -76,8 +76,10 @@ def test_a_part_is_what_narrowing_gives(
         torch.arange(10).expand(4, 10),
         {"a": torch.arange(10)},
         torch.zeros(4, 10).to_sparse(),
+        torch.ones(4, 10, dtype=torch.complex64).conj(),
+        torch._neg_view(torch.ones(4, 10)),
     ],
-    ids=["transposed", "repeated", "dictionary", "sparse"],
+    ids=["transposed", "repeated", "dictionary", "sparse", "conjugated", "negated"],
 )
 def test_what_is_no_plain_tensor_is_read_whole(value: Any) -> None:
     stored = archive(value)
