@@ -5,11 +5,11 @@ Called by `Step.open` and by the commands that verify. A reader belongs to one t
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from slicefs.checkpoint.manifest import FileEntry
+from slicefs.stores.seekable import SeekableReader
 from slicefs.stores.tree import Tree
 
 if TYPE_CHECKING:
@@ -30,43 +30,22 @@ class FileRange(NamedTuple):
     end: int
 
 
-class VerifiedReader(io.RawIOBase):
+class VerifiedReader(SeekableReader):
     """A file of a step: seekable, with `readinto`. A damaged chunk is EIO, never wrong bytes."""
 
     def __init__(self, tree: Tree, path: str, entry: FileEntry) -> None:
-        super().__init__()
+        super().__init__(entry.size)
         self._tree = tree
         self._path = path
         self._entry = entry
-        self._at = 0
         self._chunks: dict[int, memoryview] = {}  # the window
         self._ahead = 1
         self.name = path
 
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move there. Raises: ValueError for a place before the begin."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._entry.size}[whence]
-        if base + offset < 0:
-            raise ValueError(f"{self._path}: seek to {base + offset}")
-        self._at = base + offset
-        return self._at
-
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill `buffer` as far as the window goes. Raises: EIO for damaged bytes."""
         view = memoryview(buffer).cast("B")
-        if not len(view) or self._at >= self._entry.size:
+        if not len(view) or self._at >= self._size:
             return 0
         index = self._at // self._entry.chunk_bytes
         inside = self._at - index * self._entry.chunk_bytes

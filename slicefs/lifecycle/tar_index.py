@@ -6,10 +6,10 @@ has no index: it is streamed through its decompressor up to a limit. Called by `
 
 from __future__ import annotations
 
-import io
 import tarfile
 from typing import IO, Final, cast
 
+from slicefs.stores.seekable import SeekableReader
 from slicefs.stores.tree import Tree
 
 HEADER_BYTES: Final = 64 << 10  # of one read: headers of small neighbours come with it
@@ -18,33 +18,15 @@ _PLAIN: Final = ".tar"
 MEMBERS_MAX: Final = 1_000_000  # an archive of a run has thousands
 
 
-class _TarRanges(io.RawIOBase):
+class _TarRanges(SeekableReader):
     """An archive in a tree; `seek` costs nothing, a read fetches one window."""
 
     def __init__(self, tree: Tree, path: str, size: int, window: int) -> None:
-        super().__init__()
-        self._tree, self._path, self._size = tree, path, size
+        super().__init__(size)
+        self._tree, self._path = tree, path
         self._window = window
-        self._at = 0
         self._begin, self._data = 0, b""
         self.fetched = 0  # bytes
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move there."""
-        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
-        return self._at
 
     def read(self, size: int | None = -1) -> bytes:
         """Bytes from here."""

@@ -27,6 +27,7 @@ from fsmeta.errors import ConfigError, ObjectMissing, Refused, StoreError
 from slicefs.client.parallel import RUNTIME, Readers
 from slicefs.client.ranges import MAX_GAP_BYTES, WHOLE, Item, MergedRead, cut, plan
 from slicefs.stores.s3_writer import S3Writer
+from slicefs.stores.seekable import SeekableReader
 from slicefs.stores.tree import (
     Buffer,
     Entry,
@@ -369,31 +370,13 @@ class S3Tree:
             links.close()
 
 
-class _S3File(io.RawIOBase):
+class _S3File(SeekableReader):
     """An object that is read by ranges."""
 
     def __init__(self, tree: S3Tree, path: str, size: int) -> None:
-        super().__init__()
+        super().__init__(size)
         self._tree = tree
         self._path = path
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move; the new position."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        if base + offset < 0:
-            raise OSError(errno.EINVAL, "a position before the start of the file")
-        self._at = base + offset
-        return self._at
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill `buffer`, by several requests at a time where it is large."""

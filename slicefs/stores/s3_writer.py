@@ -9,13 +9,13 @@ Called by `S3Tree`. Threading: one thread writes; each part is sent by a thread 
 from __future__ import annotations
 
 import errno
-import io
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from fsdata.objects.contract import KeysRefused
 from fsmeta.errors import StoreError
 from slicefs.client.parallel import RUNTIME
+from slicefs.stores.seekable import SeekableReader
 from slicefs.stores.tree import BaseWriter, Buffer
 
 if TYPE_CHECKING:
@@ -35,34 +35,15 @@ def part_bytes(size: int | None) -> int:
     return -(-size // PARTS_MAX)
 
 
-class _PartBody(io.RawIOBase):
+class _PartBody(SeekableReader):
     """The bytes of a part, to be read in pieces and not copied as a whole.
 
     A body of bytes is sent by one call, and on a slow link that meets the timeout of a call.
     """
 
     def __init__(self, data: bytearray) -> None:
-        super().__init__()
+        super().__init__(len(data))
         self._view = memoryview(data)
-        self._at = 0
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes: a part that is sent again is read again."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move there."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
-        self._at = max(0, base + offset)
-        return self._at
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill `buffer` as far as the part goes."""

@@ -7,7 +7,6 @@ Called by `StorageReader`. Pure; nothing that a pickle names is executed.
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import zipfile
@@ -20,6 +19,7 @@ from fsmeta.errors import ConfigError
 from slicefs.lifecycle.shards.dcp_metadata import DTYPES
 from slicefs.lifecycle.shards.reading import LOCAL_HEADER_BYTES, behind_header
 from slicefs.lifecycle.shards.torch_file import Storage, StoredTensor, load_archive
+from slicefs.stores.seekable import SeekableReader
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -48,10 +48,8 @@ class PartPlan(NamedTuple):
             )
             for run in runs
         ]
-        return parts[0].reshape(self.shape) if len(parts) == 1 else self._stacked(parts)
-
-    def _stacked(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.stack(tuple(parts)).reshape(self.shape)
+        whole = parts[0] if len(parts) == 1 else torch.stack(tuple(parts))
+        return whole.reshape(self.shape)
 
 
 def plan_part(
@@ -140,41 +138,20 @@ def _dot(index: Sequence[int], strides: Sequence[int]) -> int:
     return sum(i * s for i, s in zip(index, strides, strict=False))
 
 
-class _Ends(io.RawIOBase):
+class _Ends(SeekableReader):
     """An archive of which the ends are known; what lies between can't be read."""
 
     def __init__(self, head: memoryview, tail: memoryview, length: int) -> None:
-        super().__init__()
-        self._head, self._tail, self._length = head, tail, length
-        self._at = 0
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move there. Raises: OSError for a place before the begin, as files do."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        if base + offset < 0:
-            raise OSError(22, "a place before the begin")
-        self._at = base + offset
-        return self._at
+        super().__init__(length)
+        self._head, self._tail = head, tail
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Raises: ValueError for bytes that are not known."""
         view = memoryview(buffer).cast("B")
-        end = min(self._at + len(view), self._length)
+        end = min(self._at + len(view), self._size)
         if self._at >= end:
             return 0
-        tail_begin = self._length - len(self._tail)
+        tail_begin = self._size - len(self._tail)
         if end <= len(self._head):
             part = self._head[self._at : end]
         elif self._at >= tail_begin:

@@ -63,16 +63,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def client(port: int) -> Any:
-    """boto3's, as a script makes it."""
-    import boto3
-
-    return boto3.client(
-        "s3",
-        endpoint_url=f"http://127.0.0.1:{port}",
-        region_name="us-east-1",
-        aws_access_key_id=s3.ACCESS_KEY,
-        aws_secret_access_key=s3.SECRET_KEY,
-    )
+    """boto3's for the server at a port."""
+    return S3(port).client()
 
 
 def fill(port: int, prefix: str, count: int) -> list[str]:
@@ -93,9 +85,9 @@ def require_cleaned(port: int, runs: Sequence[str]) -> None:
             raise RuntimeError(f"{name} has {left} objects after it was cleaned")
 
 
-def keys_of(made: Any, prefix: str) -> Iterator[str]:
+def keys_of(made: Any, prefix: str, bucket: str = BUCKET) -> Iterator[str]:
     """The keys below a prefix, page by page."""
-    for page in made.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):
+    for page in made.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         yield from (each["Key"] for each in page.get("Contents", []))
 
 

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tools.benchlib import procs
 
 START_S = 60.0
+REGION = "us-east-1"
 ACCESS_KEY = "bench"
 SECRET_KEY = "benchbench"  # of a server that only this machine reaches
 _PORTS = ("master", "volume", "filer", "s3")
@@ -45,6 +47,18 @@ class S3:
     def url(self, bucket: str) -> str:
         """Path-style address of a bucket."""
         return f"http://127.0.0.1:{self.port}/{bucket}"
+
+    def client(self) -> Any:
+        """boto3's, as a script makes it."""
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url("").rstrip("/"),
+            region_name=REGION,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+        )
 
     def environment(self) -> dict[str, str]:
         """The keys, as SliceFS, JuiceFS and rclone want to be told."""

@@ -143,14 +143,7 @@ class _Bench:
 
     def _fill_buckets(self) -> None:
         """The samples as objects, and as tar shards."""
-        import boto3
-
-        keys = {
-            "aws_access_key_id": self._s3.access_key,
-            "aws_secret_access_key": self._s3.secret_key,
-        }
-        endpoint = self._s3.url("").rstrip("/")
-        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys)
+        client = self._s3.client()
         client.create_bucket(Bucket="samples")
         samples = self._samples()
         while members := list(islice(samples, SHARD_SAMPLES)):

@@ -19,20 +19,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tools.benchlib import delay, s3
-from tools.benchlib.s3 import S3
+from tools.benchlib.clean import keys_of
+from tools.benchlib.s3 import REGION, S3
 from tools.benchlib.train import CACHE, PEERS, TORCH
 from tools.benchlib.train_memory import added_mib
 
 MIB: Final = 1 << 20
 TENSORS: Final = 100
 BUCKET: Final = "linkbench"
-REGION: Final = "us-east-1"
 SAVE_S_MAX: Final = 1800.0
 
 
@@ -79,7 +79,7 @@ class _Saved(NamedTuple):
 
 def _round(python: Path, name: str, mib: int, bucket: S3, direct: S3, workspace: Path) -> _Saved:
     """One save into an empty place. Raises: RuntimeError."""
-    store = _client(direct)
+    store = direct.client()
     store.create_bucket(Bucket=BUCKET)
     environment = _environment(bucket)
     url = f"s3://{BUCKET}/run"
@@ -106,26 +106,9 @@ def _round(python: Path, name: str, mib: int, bucket: S3, direct: S3, workspace:
         return _Saved(**json.loads(done.stdout))
     finally:
         Path(workspace / "meta.db").unlink(missing_ok=True)
-        for key in _keys(store):
+        for key in keys_of(store, "", BUCKET):
             store.delete_object(Bucket=BUCKET, Key=key)
         store.delete_bucket(Bucket=BUCKET)
-
-
-def _keys(store: Any) -> Iterator[str]:
-    for page in store.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
-        yield from (each["Key"] for each in page.get("Contents", []))
-
-
-def _client(server: S3) -> Any:
-    import boto3
-
-    return boto3.client(
-        "s3",
-        endpoint_url=server.url("").rstrip("/"),
-        region_name=REGION,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-    )
 
 
 def _environment(bucket: S3) -> dict[str, str]:
