@@ -22,7 +22,7 @@ from fsclient.files.direct_io import DirectIO
 from fsclient.files.file_reads import FileReads
 from fsclient.files.handles.open_files import FileHandle, OpenFile, OpenFiles
 from fsclient.files.opening import FileOpening, PageRules
-from fsclient.files.page_cache_validity import PageCacheValidity
+from fsclient.files.page_cache_validity import PageCacheValidity, version_of
 from fsclient.files.quota_precheck import QuotaPrecheck
 from fsclient.files.setid_bits import DROP_SETGID, JUST_DROP, leaves_setgid, require_drop
 from fsclient.files.slice_committer import IGNORED, CommitPorts, SliceCommitter
@@ -118,6 +118,8 @@ class FileIO:
     def release(self, fh: int) -> None:
         """The last close(2) of a handle."""
         handle = self._files.file_handle(fh)
+        if handle.shows is not None:
+            self._is_opened(handle)
         if self._files.is_last(handle) and handle.file.dirty:
             self.unstored.last_flush(handle.file)
         gone = self._files.leave(fh)
@@ -134,12 +136,20 @@ class FileIO:
                 self._coherence.notices.stale(gone.ino)
                 self._coherence.notices.stale_pages(gone.ino)
 
+    def _is_opened(self, handle: FileHandle) -> None:
+        """A request shows that the kernel has had the answer to OPEN, and dropped old pages."""
+        version, handle.shows = handle.shows, None
+        if version is not None and not handle.file.mixed:
+            self._versions.show(handle.file.ino, version)
+
     # --- data ------------------------------------------------------------------------------------
 
     def read(self, fh: int, offset: int, size: int, past_pages: bool = False) -> Sequence[Buffer]:
         """At most `size` bytes at `offset`. Raises: EBADF, and what `FileReader.read` does."""
         handle = self._files.file_handle(fh)
         file = handle.file
+        if handle.shows is not None:
+            self._is_opened(handle)
         if not past_pages:
             file.paged = True
             self._coherence.reading(file.ino)
@@ -187,6 +197,8 @@ class FileIO:
         if offset + len(data) > FILE_SIZE_MAX:
             raise OSError(errno.EFBIG, f"write to {offset}")
         file = handle.file
+        if handle.shows is not None:
+            self._is_opened(handle)
         if file.lost:
             _require_locks(handle)
         if self._keeps and not self.keeper.has_room(len(data)):
@@ -304,18 +316,22 @@ class FileIO:
 
     # --- what a lock means for data --------------------------------------------------------------
 
-    def refresh(self, file: OpenFile, attr: Attr, commits: int) -> bool:
+    def refresh(self, file: OpenFile, attr: Attr, commits: int, then: Callable[[], None]) -> bool:
         """A lock was taken, and `attr` is what other clients have left; `commits` as in `learn`.
 
-        False where the kernel is to forget pages, size and times before a program goes on.
+        False where the kernel has to forget pages, size and times first; that calls `then`.
         """
-        same = self._locked.still(attr)
         file.learn(attr, commits)
-        if same:
+        if self._locked.still(attr):
             return True
-        self._versions.still(attr)
         self.reads.forget_chunks(file)
-        return False
+
+        def dropped() -> None:
+            for each in (self._locked, self._versions):
+                each.show(attr.ino, version_of(attr))
+            then()
+
+        return not self._coherence.notices.drop_pages(attr.ino, dropped)
 
 
 def _follows_writes(want: SetAttr) -> bool:

@@ -4,7 +4,12 @@ They are kept over an open when the file's (mtime, size) are what they were when
 read. What we change ourselves moves that mark along: the kernel has the pages that were written,
 and a time that was set makes none of them old.
 
-Called by `FileIO` and `SliceCommitter`. Threading: any method from any thread; one lock, a leaf.
+The mark never says more than is true. Where an open or a lock finds another version, the kernel
+drops its pages a moment later, and until it has done so the file may be opened or locked by another
+process, which must not find the new mark beside the old pages. So `show` comes after the drop.
+
+Called by `FileIO`, `FileOpening` and `SliceCommitter`. Threading: any method from any thread; one
+lock, a leaf.
 """
 
 from __future__ import annotations
@@ -17,40 +22,46 @@ from fsmeta.types import Attr, Ino
 
 VERSIONS_MAX: Final = 200_000  # files whose pages may be kept; about 30 MB
 
+Version = tuple[int, int]  # mtime in ns, and size
+
+
+def version_of(attr: Attr) -> Version:
+    """What a change by another client changes."""
+    return attr.mtime_ns, attr.size
+
 
 class PageCacheValidity:
     """Which (mtime, size) of a file the kernel's pages show."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._lock = runtime.lock()
-        self._known: OrderedDict[Ino, tuple[int, int]] = OrderedDict()  # guarded by _lock
+        self._known: OrderedDict[Ino, Version] = OrderedDict()  # guarded by _lock
 
     def still(self, attr: Attr, kept: bool = True) -> bool | None:
         """Whether pages read earlier show `attr`'s version; None where there are none we know of.
 
-        From now on they do, or the next open of the file must not keep them (`kept`).
+        Unless they do, the caller has them dropped and says `show` when that is done. Without
+        `kept` the next open of the file must not keep them.
         """
-        version = (attr.mtime_ns, attr.size)
         with self._lock:
-            if not kept:
+            if kept:
+                before = self._known.get(attr.ino)
+                if before is not None:
+                    self._known.move_to_end(attr.ino)
+            else:
                 before = self._known.pop(attr.ino, None)
-                return None if before is None else before == version
-            before = self._known.get(attr.ino)
-            self._known[attr.ino] = version
-            self._known.move_to_end(attr.ino)
-            if len(self._known) > VERSIONS_MAX:
-                self._known.popitem(last=False)
-        return None if before is None else before == version
+        return None if before is None else before == version_of(attr)
 
-    def begin(self, attr: Attr) -> None:
-        """A file was made: the kernel has no pages but those that come from now on."""
+    def show(self, ino: Ino, version: Version) -> None:
+        """The kernel has no pages that are older than `version`."""
         with self._lock:
-            self._known[attr.ino] = (attr.mtime_ns, attr.size)
+            self._known[ino] = version
+            self._known.move_to_end(ino)
             if len(self._known) > VERSIONS_MAX:
                 self._known.popitem(last=False)
 
     def moved(self, before: Attr, after: Attr) -> None:
         """We changed the file ourselves: pages that showed `before` show `after`."""
         with self._lock:
-            if self._known.get(before.ino) == (before.mtime_ns, before.size):
-                self._known[after.ino] = (after.mtime_ns, after.size)
+            if self._known.get(before.ino) == version_of(before):
+                self._known[after.ino] = version_of(after)

@@ -238,11 +238,11 @@ class CacheLeases:
 
         From the thread that serves the request: `inval_attr` waits for no request.
         """
-        told = self._short.get(attr.ino)
-        if told is not None and told != (attr.mtime_ns, attr.size):
-            self._short.pop(attr.ino, None)
+        told, version = self._short.get(attr.ino), (attr.mtime_ns, attr.size)
+        if told is not None and told != version:
             assert self._notifier is not None
             self._notifier.inval_attr(attr.ino)
+            self._short[attr.ino] = version  # last: another open of the file must not rely on it
 
     def _take(self, rows: Sequence[bytes] | None) -> EndedLeases:
         """The leases that `rows` end; all of them for None."""

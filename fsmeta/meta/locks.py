@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from fsmeta.errors import Fenced
 from fsmeta.ops.sessions import lock, session as sessions
-from fsmeta.ops.sessions.lock import Ask, LockAnswer
+from fsmeta.ops.sessions.lock import Ask, LockAnswer, LockOutcome
+from fsmeta.rules.context import get_attr
 from fsmeta.schema import locks as rows
 from fsmeta.schema.keys import inode_row
 from fsmeta.schema.locks import Kind, LockRecord, LockWait, Owner
@@ -106,7 +107,14 @@ class LockVerbs:
         answer = self._run.run(verb)
         if answer.session != self._sid():  # the answer was lost, and then the session
             raise Fenced(f"session {answer.session} has ended, and its locks are gone")
+        if answer.outcome is LockOutcome.GRANTED and answer.attr is None:
+            return answer._replace(attr=self._read_attr(ino))
         return answer
+
+    def _read_attr(self, ino: Ino) -> Attr:
+        """What a file is now. Raises: ESTALE."""
+        self._run.cache.drop([inode_row(ino)])
+        return self._run.view(partial(get_attr, ino=ino))
 
     def unlock(
         self, ino: Ino, kind: Kind, owner: int, begin: int = 0, end: int = rows.LOCK_END

@@ -178,6 +178,9 @@ class FileHandle:
     leaving = False  # it is being closed; guarded by the table
     since_ns = 0  # when it was opened, where reading through it moves atime
     counted = False  # by `kernel/passthrough`
+    # the version that the kernel's pages show when it has had the answer to OPEN, where that made
+    # it drop older ones; None once a request has shown that it has
+    shows: tuple[int, int] | None = None
 
     def __init__(self, file: OpenFile, flags: int) -> None:
         self.file = file

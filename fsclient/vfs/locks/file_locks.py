@@ -61,7 +61,7 @@ class FileLocks:
         self._require_writable = require_writable
         self._host = socket.gethostname()
         self._table = LockTable(runtime, files.locked, keeper)
-        self._requests = LockRequests(meta, io, coherence, runtime, self._table)
+        self._requests = LockRequests(meta, io, runtime, self._table)
         self._releases = self._requests.releases
         self.cancel = self._requests.cancel
         self.stop = self._requests.stop

@@ -13,10 +13,10 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from fsclient.files.file_io import FileIO
-from fsclient.kernel.cache_leases import CacheLeases
 from fsclient.kernel.contract import LockReplies
 from fsclient.vfs.locks.lock_releases import LockReleases
 from fsclient.vfs.locks.lock_table import HeldLock, LockTable, Waiter
@@ -41,12 +41,9 @@ TIDY_AFTER_S: Final = 5.0  # or so long after the last wait
 class LockRequests:
     """See the module."""
 
-    def __init__(
-        self, meta: Meta, io: FileIO, coherence: CacheLeases, runtime: Runtime, table: LockTable
-    ) -> None:
+    def __init__(self, meta: Meta, io: FileIO, runtime: Runtime, table: LockTable) -> None:
         self._meta = meta
         self._io = io
-        self._coherence = coherence
         self._runtime = runtime
         self._table = table
         self._cond = table.cond
@@ -133,9 +130,8 @@ class LockRequests:
 
     def _refresh(self, waiter: Waiter, attr: Attr) -> bool:
         """Drop what was cached before the lock; False where that answers the request later."""
-        if self._io.refresh(waiter.file, attr, waiter.commits):
-            return True
-        return not self._coherence.notices.drop_pages(attr.ino, lambda: self.answer(waiter, 0))
+        then = partial(self.answer, waiter, 0)
+        return self._io.refresh(waiter.file, attr, waiter.commits, then)
 
     def answer(self, waiter: Waiter, code: int) -> None:
         """The end of a request that has waited."""

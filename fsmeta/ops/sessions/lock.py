@@ -48,7 +48,7 @@ class LockAnswer(NamedTuple):
     """What became of it."""
 
     outcome: LockOutcome
-    attr: Attr | None = None  # where granted: the file as the last holder has left it
+    attr: Attr | None = None  # where granted: the file as the last holder has left it, if known
     shared: bool = False  # other sessions hold or await locks of this file
     session: int = 0  # in whose name
 
@@ -103,6 +103,10 @@ class _State:
 def setlk(txn: Txn, ask: Ask, first: bool) -> LockAnswer:
     """Take a lock, or get in line for it; `first`: nothing has proved wrong yet.
 
+    The first attempt knows what the file is, because its commit checks that, too. Another one
+    leaves it open, as constant changes of the file could make each commit fail. It is to be read
+    when the lock is had: between the read of the locks and the commit another owner may have taken
+    the lock, changed the file and given the lock up, after which the locks are what they were.
     Raises: EDEADLK, ENOLCK, ESTALE.
     """
     # in no other session's name: what an ended one had would stay for ever
@@ -112,9 +116,9 @@ def setlk(txn: Txn, ask: Ask, first: bool) -> LockAnswer:
         txn.assume(*rows.queue_key(ask.ino, ask.kind), None)
     keys = inode.attr_keys(ask.ino)
     txn.get_many((rows.held_key(ask.ino, ask.kind), rows.queue_key(ask.ino, ask.kind), *keys))
-    attr = get_attr(txn, ask.ino)
+    attr: Attr | None = get_attr(txn, ask.ino)
     if not first:
-        # read with the locks, or later: an earlier holder has changed the file before that
+        attr = None
         for key in keys:
             txn.drop_check(*key)
     state = _State(txn, ask.ino, ask.kind)

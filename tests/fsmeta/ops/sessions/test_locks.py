@@ -13,7 +13,8 @@ from fsmeta.meta.meta import Meta
 from fsmeta.ops.sessions import lock
 from fsmeta.ops.sessions.lock import LockOutcome
 from fsmeta.schema.locks import Kind, LockRecord, Owner
-from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SessionId
+from fsmeta.store.contract import Applied, Commit
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SessionId, SetAttr
 from tests.fsmeta.engines import Engine
 from tests.support.waiting import wait_until
 
@@ -252,3 +253,28 @@ def test_a_lock_is_one_round_trip(engine: Engine) -> None:
     assert cost(one.locks.unlock, ino, P, 1) <= 3
     assert _over(two, 1) == {1}
     two.locks.unlock(ino, P, 1)
+
+
+def test_a_lock_that_was_lent_meanwhile_brings_what_its_owner_left(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the read of the locks and the commit, which then finds them as they were."""
+    meta, other = engine.meta(), engine.meta()
+    ino = _file(meta)
+    real, turns = meta.store.commit, iter(range(1, 3))
+
+    def commit(wanted: Commit) -> Applied | None:
+        size = next(turns, 0)
+        if size:
+            assert other.locks.setlk(ino, P, 1, WRITE).outcome is GRANTED
+            other.setattr(ROOT_CALLER, ino, SetAttr(size=size))
+            other.locks.unlock(ino, P, 1)
+        return real(wanted)
+
+    monkeypatch.setattr(meta.transactor.store, "commit", commit)
+    answer = meta.locks.setlk(ino, P, 2, WRITE, guess=True)
+    assert next(turns, 0) == 0, "the first attempt was to fail"
+    assert answer.outcome is GRANTED
+    assert answer.attr is not None
+    assert answer.attr.size == 2
+    meta.locks.unlock(ino, P, 2)
