@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from fsmeta.check.check import check
 from fsmeta.store.contract import Store
 from tests.faults.program import Volume
+from tests.soaks import is_more_of_the_same
 from tests.support.ceph_cluster import CephCluster, short_directory
 from tests.support.redis_server import RedisServer
 from tests.support.redis_sets import Cluster
@@ -57,15 +58,6 @@ LONG_FILES: Final = (
     "sim/test_collect.py",
     "fsdata/disk_cache/test_disk_cache_size.py",
     "slicefs/test_fsspec.py",
-)
-
-# On tikvsim the tests of mounts take twice as long, and what differs between engines is below
-# mounts. Of those in `posix` and `faults` these run on TiKV, too; the others do with --soak.
-TIKV_FILES: Final = (
-    "posix/test_corners.py",
-    "posix/test_model.py",
-    "posix/test_snapshots.py",
-    "posix/two_mounts/test_two_mounts.py",
 )
 
 # How much longer than its `timeout` a test may take. The signal that ends it does not reach a
@@ -115,14 +107,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--soak"):
         return
     for item in items:
-        if item.get_closest_marker("soak") or _is_more_of_the_same(item):
+        if item.get_closest_marker("soak") or is_more_of_the_same(item.path, item.name):
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --soak"))
-
-
-def _is_more_of_the_same(item: pytest.Item) -> bool:
-    """Whether a test runs on TiKV and another one shows as much; see TIKV_FILES."""
-    name = item.path.relative_to(Path(__file__).parent).as_posix()
-    return "tikv" in item.name and name.startswith(("posix/", "faults/")) and name not in TIKV_FILES
 
 
 def _longest_first(items: list[pytest.Item]) -> None:

@@ -240,6 +240,13 @@ def test_read_many_gives_each_item(fs: Client) -> None:
         fs.read_many([("many/1", 5, 3)])
 
 
+def test_a_range_that_is_a_limit_takes_no_more_memory_than_the_file(fs: Client) -> None:
+    """Each manifest of a step was read into 1.5 GiB of zeros."""
+    put(fs, "f", b"0123456789")
+    assert [bytes(each) for each in fs.read_many([("f", 2, 1 << 50)])] == [b"23456789"]
+    assert [bytes(each) for each in fs.read_many([("f", 20, 1 << 50)])] == [b""]
+
+
 def test_two_clients_see_each_other(fs: Client, volume: Volume) -> None:
     put(fs, "f", b"one")
     with Client(volume.meta + "#", uid=0, gid=0) as other:
