@@ -54,6 +54,8 @@ class FileDataVerbs(VerbRunner):
         doubt has brought are left out. Raises: Fenced; Voided where gc may have deleted them while
         another client took us for dead.
         """
+        if self._turns.taken:
+            self._turns.wait(ino)
         known = self.slices.settle([piece.id for _, piece in batch], self.transactor.fate)
         if known:
             batch, length = extent.without(batch, known)
@@ -105,5 +107,5 @@ class FileDataVerbs(VerbRunner):
             env = Env(ROOT_CALLER, now_ns, *self._rules)
             return extent.replace_prefix(txn, env, ino, index, exchange)
 
-        with self.slices.committing(ids):
+        with self._turns.take(ino), self.slices.committing(ids):
             return self.transactor.run(verb, Call(extent.replace_prefix))

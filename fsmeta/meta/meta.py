@@ -56,7 +56,7 @@ class Meta(NameVerbs, FileDataVerbs):
         self._listeners: list[Callable[[Sequence[bytes] | None], None]] = []
         self.locks = LockVerbs(run, lambda: self.sessions.own, self._tell)
         self.deletion = DeletionVerbs(run, lambda: self.sessions.own)
-        self.ranges = RangeVerbs(self._run, run, lambda: self.format.version)
+        self.ranges = RangeVerbs(self._run, run, lambda: self.format.version, self._turns)
         self.sessions = SessionVerbs(run, self.slices, self.locks, self._now_ns, self._obey)
         poll = store.poll_invalidations
         self.packing = PackVerbs(run, self.slices, self.sessions.fence_for, poll)
@@ -141,6 +141,8 @@ class Meta(NameVerbs, FileDataVerbs):
         """Change attributes. A very long file is shortened in several commits."""
         first: Attr | None = None
         while True:
+            if self._turns.taken and want.size is not None:
+                self._turns.wait(ino)
             before, after = self._run(attr.setattr_, caller, ino, want)
             first = first or before
             if want.size is None or extent.is_cut(before, after, want.size):

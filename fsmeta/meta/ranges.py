@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fsmeta.meta.deletion import fields_of
+from fsmeta.meta.file_turns import FileTurns
 from fsmeta.ops.data import ranges
 from fsmeta.ops.names import tmpfile
 from fsmeta.ops.names.create import NewNode
@@ -27,12 +28,17 @@ class RangeVerbs:
     """See the module."""
 
     def __init__(
-        self, run: Callable[..., Any], transactor: Transactor, version: Callable[[], int]
+        self,
+        run: Callable[..., Any],
+        transactor: Transactor,
+        version: Callable[[], int],
+        turns: FileTurns,
     ) -> None:
         """`run` runs a verb of `ops` with what `Meta` knows; `version` is that of the volume."""
         self._run = run
         self._transactor = transactor
         self._version = version
+        self._turns = turns
 
     def chunks(self, ino: Ino) -> list[int]:
         """Which chunks of a file have slices, in order."""
@@ -54,6 +60,8 @@ class RangeVerbs:
             raise OSError(errno.ENOSPC, f"{end - begin} bytes to reserve at once")
         first: Attr | None = None
         while True:
+            if self._turns.taken:
+                self._turns.wait(ino)
             span = ranges.Span(ino, begin, end)
             ranged = self._run(ranges.fallocate, ROOT_CALLER, mode, span, reserves)
             begin, (before, after) = ranged
@@ -63,5 +71,7 @@ class RangeVerbs:
 
     def copy_file_range(self, source: ranges.Span, ino: Ino, begin: int) -> ranges.Ranged:
         """Show `source` in `ino` from `begin` on, or a first part of it: `Ranged` says how far."""
+        if self._turns.taken:
+            self._turns.wait(ino)
         ranged: ranges.Ranged = self._run(ranges.copy_file_range, ROOT_CALLER, source, ino, begin)
         return ranged

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from fsmeta.meta.file_turns import FileTurns
 from fsmeta.meta.ids.id_allocator import INO_BATCH, SLICE_BATCH, IdAllocator
 from fsmeta.meta.ids.slice_allocator import SliceAllocator
 from fsmeta.meta.prefetch import MetadataPrefetch
@@ -47,6 +48,7 @@ class VerbRunner:
         slices = IdAllocator(transactor, runtime, keys.NEXT_SLICE, SLICE_BATCH)
         self.slices = SliceAllocator(runtime, slices)
         self._neighbours = MetadataPrefetch(transactor)
+        self._turns = FileTurns(runtime)
 
     def _obey(self, settings: VolumeFormat) -> None:
         """Verbs follow `settings` from here on; their commits say so."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from random import Random
 from types import FrameType
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from fsdata.format.geometry import COMPACT_BYTES, COMPACT_SLICES, should_compact
+from fsmeta.meta import file_turns
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.data import long_chunks
 from fsmeta.ops.data.extent import Exchange
@@ -18,8 +21,9 @@ from fsmeta.ops.data.long_chunks import LONG_BYTES, covered_with, slices_of
 from fsmeta.ops.data.ranges import KEEP_SIZE, PUNCH_HOLE
 from fsmeta.schema.slices import SLICE_BYTES, hole, pack_slices
 from fsmeta.slices import covered, resolve
+from fsmeta.store.contract import Applied, Commit
 from fsmeta.store.redis.script import as_msgpack
-from fsmeta.types import CHUNK_BYTES, ROOT_CALLER, ROOT_INO, Ino, Slice, SliceId
+from fsmeta.types import CHUNK_BYTES, ROOT_CALLER, ROOT_INO, Ino, SetAttr, Slice, SliceId
 from tests.fsmeta.engines import Engine
 
 PAGE = 4096
@@ -185,3 +189,43 @@ def test_a_rewrite_of_much_waits_for_many_records() -> None:
     assert should_compact([whole, *small[: enough - 1]])
     short = whole._replace(size=1 << 20, length=1 << 20)
     assert should_compact([short, *small[: COMPACT_SLICES - 1]])
+
+
+def test_a_compaction_has_its_turn_among_changes_that_never_pause(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change made its commit fail: a list of 10,000 punches was never exchanged."""
+    monkeypatch.setattr(file_turns, "HOLD_MAX_S", 60.0)
+    meta = engine.meta()
+    ino = _full_chunk(meta)
+    for page in range(20):
+        _punch(meta, ino, page)
+    me, real = threading.get_ident(), meta.transactor.store.commit
+    changes: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as program:
+
+        def commit(wanted: Commit) -> Applied | None:
+            if threading.get_ident() == me:
+                changes.append(program.submit(_punch, meta, ino, 100 + len(changes)))
+                wait(changes, timeout=0.1)
+            return real(wanted)
+
+        monkeypatch.setattr(meta.transactor.store, "commit", commit)
+        whole = Slice(0, meta.new_slice_id(), CHUNK_BYTES, 0, CHUNK_BYTES)
+        assert meta.compact_chunk(ino, 0, meta.read_chunk(ino, 0), [whole])
+    assert [each.result() for each in changes] == [None], "more than one attempt"
+    assert len(meta.read_chunk(ino, 0)) == 2
+    assert meta.getattr(ROOT_CALLER, ino).used == CHUNK_BYTES - PAGE
+
+
+def test_changes_wait_for_a_compaction_no_longer_than_a_moment(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may be away for its commit."""
+    monkeypatch.setattr(file_turns, "HOLD_MAX_S", 0.01)
+    meta = engine.meta()
+    ino = _full_chunk(meta)
+    with meta._turns.take(ino):
+        _punch(meta, ino, 1)
+        _write(meta, ino, 2)
+        meta.setattr(ROOT_CALLER, ino, SetAttr(size=PAGE))

@@ -1,0 +1,47 @@
+"""The turn of a change that depends on all of a chunk's list, among those that only append to it.
+
+Compaction exchanges the records of a chunk, and each change of the file meanwhile makes its commit
+fail. Under a program that never pauses it would fail for ever, the list would grow, and each change
+of it would cost more. So the changes of this client wait while the records are exchanged, for
+HOLD_MAX_S at most: the store may be away. Changes by other clients do not wait.
+
+`Meta` has one. Threading: any method from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from fsmeta.runtime import Runtime
+from fsmeta.types import Ino
+
+HOLD_MAX_S: Final = 0.25
+
+
+class FileTurns:
+    """See the module."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._monotonic = runtime.monotonic
+        self._cond = runtime.condition()
+        self.taken: dict[Ino, float] = {}  # until when others wait; written under _cond
+
+    @contextmanager
+    def take(self, ino: Ino) -> Iterator[None]:
+        """Changes of `ino` that begin from now on wait."""
+        with self._cond:
+            self.taken[ino] = self._monotonic() + HOLD_MAX_S
+        try:
+            yield
+        finally:
+            with self._cond:
+                self.taken.pop(ino, None)
+                self._cond.notify_all()
+
+    def wait(self, ino: Ino) -> None:
+        """Let the change go first that has taken its turn. Callers look at `taken` before."""
+        with self._cond:
+            while (left := self.taken.get(ino, 0.0) - self._monotonic()) > 0:
+                self._cond.wait(left)
