@@ -1,8 +1,8 @@
 """Which tests run with `--soak` only: others show as much of the same in less time.
 
 The suite has to end in 40 minutes on two slow processors. What is left out here waits for timeouts,
-repeats with kills what another test does without, or runs on an engine what differs in no line
-there. Tests that take minutes by themselves say so with `pytest.mark.soak`.
+repeats with kills what another test does without, or repeats, on another engine, code that is the
+same for all engines. Tests that take minutes by themselves say so with `pytest.mark.soak`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ They are kept over an open when the file's (mtime, size) are what they were when
 read. What we change ourselves moves that mark along: the kernel has the pages that were written,
 and a time that was set makes none of them old.
 
-The mark never says more than is true. Where an open or a lock finds another version, the kernel
-drops its pages a moment later, and until it has done so the file may be opened or locked by another
-process, which must not find the new mark beside the old pages. So `show` comes after the drop.
+The mark is the version that the kernel's pages show. Where an open or a lock finds another version,
+the kernel drops its pages a moment later. The new mark is set with `show` after that. An earlier
+mark would let another open or lock keep the old pages.
 
 Called by `FileIO`, `FileOpening` and `SliceCommitter`. Threading: any method from any thread; one
 lock, a leaf.

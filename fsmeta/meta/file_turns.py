@@ -1,9 +1,10 @@
-"""The turn of a change that depends on all of a chunk's list, among those that only append to it.
+"""Changes of a file wait for the commit of a compaction.
 
-Compaction exchanges the records of a chunk, and each change of the file meanwhile makes its commit
-fail. Under a program that never pauses it would fail for ever, the list would grow, and each change
-of it would cost more. So the changes of this client wait while the records are exchanged, for
-HOLD_MAX_S at most: the store may be away. Changes by other clients do not wait.
+Compaction first rewrites the data of a chunk. Then it replaces the records of the chunk in one
+commit, and each change of the file makes this commit fail. Beside a program that never pauses it
+would fail for ever, the list of records would grow, and each change would cost more. So changes by
+this client wait during the commit, for HOLD_MAX_S at most, because the store may be away. Changes
+by other clients do not wait; they still make the commit fail.
 
 `Meta` has one. Threading: any method from any thread.
 """
@@ -41,7 +42,7 @@ class FileTurns:
                 self._cond.notify_all()
 
     def wait(self, ino: Ino) -> None:
-        """Let the change go first that has taken its turn. Callers look at `taken` before."""
+        """Let the compaction go first. Callers look at `taken` before."""
         with self._cond:
             while (left := self.taken.get(ino, 0.0) - self._monotonic()) > 0:
                 self._cond.wait(left)
