@@ -21,8 +21,8 @@ from fsclient.files.data_services import DataServices
 from fsclient.files.direct_io import DirectIO
 from fsclient.files.file_reads import FileReads
 from fsclient.files.handles.open_files import FileHandle, OpenFile, OpenFiles
+from fsclient.files.handles.page_cache_validity import PageCacheValidity
 from fsclient.files.opening import FileOpening, PageRules
-from fsclient.files.page_cache_validity import PageCacheValidity, version_of
 from fsclient.files.quota_precheck import QuotaPrecheck
 from fsclient.files.setid_bits import DROP_SETGID, JUST_DROP, leaves_setgid, require_drop
 from fsclient.files.slice_committer import IGNORED, CommitPorts, SliceCommitter
@@ -118,8 +118,6 @@ class FileIO:
     def release(self, fh: int) -> None:
         """The last close(2) of a handle."""
         handle = self._files.file_handle(fh)
-        if handle.shows is not None:
-            self._is_opened(handle)
         if self._files.is_last(handle) and handle.file.dirty:
             self.unstored.last_flush(handle.file)
         gone = self._files.leave(fh)
@@ -137,10 +135,13 @@ class FileIO:
                 self._coherence.notices.stale_pages(gone.ino)
 
     def _is_opened(self, handle: FileHandle) -> None:
-        """A request shows that the kernel has had the answer to OPEN, and dropped old pages."""
-        version, handle.shows = handle.shows, None
-        if version is not None and not handle.file.mixed:
-            self._versions.show(handle.file.ino, version)
+        """A request shows that the kernel has had the answer to OPEN, and dropped old pages.
+
+        RELEASE does not: it comes for opens, too, that have failed behind ours.
+        """
+        expected, handle.expected = handle.expected, None
+        if expected is not None:
+            self._versions.dropped(handle.file.ino, expected)
 
     # --- data ------------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class FileIO:
         """At most `size` bytes at `offset`. Raises: EBADF, and what `FileReader.read` does."""
         handle = self._files.file_handle(fh)
         file = handle.file
-        if handle.shows is not None:
+        if handle.expected is not None:
             self._is_opened(handle)
         if not past_pages:
             file.paged = True
@@ -197,7 +198,7 @@ class FileIO:
         if offset + len(data) > FILE_SIZE_MAX:
             raise OSError(errno.EFBIG, f"write to {offset}")
         file = handle.file
-        if handle.shows is not None:
+        if handle.expected is not None:
             self._is_opened(handle)
         if file.lost:
             _require_locks(handle)
@@ -325,13 +326,13 @@ class FileIO:
         if self._locked.still(attr):
             return True
         self.reads.forget_chunks(file)
+        expected = [(each, each.expect(attr)) for each in (self._locked, self._versions)]
 
         def dropped() -> None:
-            for each in (self._locked, self._versions):
-                each.show(attr.ino, version_of(attr))
-            then()
+            for each, version in expected:
+                each.dropped(attr.ino, version)
 
-        return not self._coherence.notices.drop_pages(attr.ino, dropped)
+        return not self._coherence.notices.drop_pages(attr.ino, dropped, then)
 
 
 def _follows_writes(want: SetAttr) -> bool:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 from fsclient.files.direct_io import DirectIO
 from fsclient.files.file_reads import FileReads
 from fsclient.files.handles.open_files import FileHandle, OpenFile, OpenFiles
-from fsclient.files.page_cache_validity import PageCacheValidity, version_of
+from fsclient.files.handles.page_cache_validity import PageCacheValidity
 from fsclient.kernel.cache_leases import CacheLeases
 from fsclient.kernel.contract import OpenOut
 from fsclient.kernel.copy_up_queue import CopyUpQueue
@@ -74,7 +74,7 @@ class FileOpening:
 
     def created(self, attr: Attr, flags: int) -> OpenOut:
         """The handle of a file just made."""
-        self._versions.show(attr.ino, version_of(attr))  # of a new file it has no pages
+        self._versions.begin(attr)
         fh, handle = self._files.enter(attr.ino, flags)
         handle.file.learn(attr, 0)
         direct = self._direct.created(handle, flags)
@@ -153,7 +153,7 @@ class FileOpening:
         direct = self._direct.opened(handle, flags)
         same = self._versions.still(attr, kept=not (direct and file.mixed))
         if not same:
-            handle.shows = version_of(attr)
+            handle.expected = self._versions.expect(attr)
         if same is False:
             self._reads.forget_chunks(file)
         backing = None
@@ -191,7 +191,7 @@ class FileOpening:
         self._coherence.opened(attr)
         same = self._versions.still(attr)
         if not same:
-            handle.shows = version_of(attr)
+            handle.expected = self._versions.expect(attr)
         if same is False:
             self._reads.forget_chunks(file)
         handle.kept = bool(same)

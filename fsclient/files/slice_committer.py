@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from fsclient.files.handles.open_files import OpenFiles
-from fsclient.files.page_cache_validity import PageCacheValidity
+from fsclient.files.handles.page_cache_validity import PageCacheValidity
 from fsclient.kernel.cache_leases import CacheLeases
 from fsclient.survival.records import NOT_KEPT, Keeper
 from fsdata.files.write_services import SliceSink

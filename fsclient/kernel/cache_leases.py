@@ -238,11 +238,12 @@ class CacheLeases:
 
         From the thread that serves the request: `inval_attr` waits for no request.
         """
-        told, version = self._short.get(attr.ino), (attr.mtime_ns, attr.size)
-        if told is not None and told != version:
+        told = self._short.get(attr.ino)
+        if told is not None and told != (attr.mtime_ns, attr.size):
             assert self._notifier is not None
             self._notifier.inval_attr(attr.ino)
-            self._short[attr.ino] = version  # last: another open of the file must not rely on it
+            if self._short.get(attr.ino) is told:  # last: another open must not rely on it before
+                self._short.pop(attr.ino, None)
 
     def _take(self, rows: Sequence[bytes] | None) -> EndedLeases:
         """The leases that `rows` end; all of them for None."""

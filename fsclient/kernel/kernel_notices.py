@@ -107,13 +107,21 @@ class KernelNotices:
             self._stale_pages.add(ino)
             self._cond.notify()
 
-    def drop_pages(self, ino: Ino, then: Callable[[], None]) -> bool:
-        """Have the kernel forget pages of `ino` and ask for its attributes, then call `then`.
+    def drop_pages(self, ino: Ino, dropped: Notice, then: Notice) -> bool:
+        """Have the kernel forget pages of `ino` and ask for its attributes.
 
-        False where there is no kernel to be told. From any thread.
+        `dropped` is called where it has, and `then` behind that in any case. False where there is
+        no kernel to be told. From any thread.
         """
         notifier = self._notifier
-        return notifier is not None and self._drop_soon(lambda: notifier.reload(ino), then)
+        if notifier is None:
+            return False
+
+        def tell() -> None:
+            notifier.reload(ino)
+            dropped()
+
+        return self._drop_soon(tell, then)
 
     def drop_range(self, ino: Ino, begin: int, end: int) -> Later[None] | None:
         """Have the kernel forget pages with these bytes, before the waiting caller is answered.

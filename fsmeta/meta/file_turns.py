@@ -27,22 +27,25 @@ class FileTurns:
     def __init__(self, runtime: Runtime) -> None:
         self._monotonic = runtime.monotonic
         self._cond = runtime.condition()
-        self.taken: dict[Ino, float] = {}  # until when others wait; written under _cond
+        self.taken: dict[Ino, int] = {}  # by how many compactions; written under _cond
 
     @contextmanager
     def take(self, ino: Ino) -> Iterator[None]:
         """Changes of `ino` that begin from now on wait."""
         with self._cond:
-            self.taken[ino] = self._monotonic() + HOLD_MAX_S
+            self.taken[ino] = self.taken.get(ino, 0) + 1
         try:
             yield
         finally:
             with self._cond:
-                self.taken.pop(ino, None)
-                self._cond.notify_all()
+                self.taken[ino] -= 1
+                if not self.taken[ino]:
+                    del self.taken[ino]
+                    self._cond.notify_all()
 
     def wait(self, ino: Ino) -> None:
         """Let the compaction go first. Callers look at `taken` before."""
+        end = self._monotonic() + HOLD_MAX_S
         with self._cond:
-            while (left := self.taken.get(ino, 0.0) - self._monotonic()) > 0:
+            while ino in self.taken and (left := end - self._monotonic()) > 0:
                 self._cond.wait(left)

@@ -105,10 +105,14 @@ class LockVerbs:
             return lock.setlk(txn, ask, attempts == 1)
 
         answer = self._run.run(verb)
-        if answer.session != self._sid():  # the answer was lost, and then the session
-            raise Fenced(f"session {answer.session} has ended, and its locks are gone")
         if answer.outcome is LockOutcome.GRANTED and answer.attr is None:
-            return answer._replace(attr=self._read_attr(ino))
+            try:
+                answer = answer._replace(attr=self._read_attr(ino))
+            except OSError:
+                self.unlock(ino, kind, owner, want.begin, want.end)
+                raise
+        if answer.session != self._sid():  # last: what came before may have taken long
+            raise Fenced(f"session {answer.session} has ended, and its locks are gone")
         return answer
 
     def _read_attr(self, ino: Ino) -> Attr:

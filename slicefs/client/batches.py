@@ -21,7 +21,7 @@ from slicefs.client.ranges import MAX_GAP_BYTES, WHOLE, Item, MergedRead, Wanted
 
 READERS: Final = 16  # files at a time: most of a small read is waiting for the store
 BULK_FROM: Final = 2  # files: one by itself takes as many requests when it is opened
-UNASKED_MAX: Final = 1 << 20  # bytes of memory for a range before it is asked how long the file is
+UNSURE_MAX: Final = 1 << 20  # bytes of memory for a range, however short the file is
 PREFETCH_BATCH: Final = 64  # files: what is read of them is dropped again at once
 
 Prefetch: TypeAlias = "Future[int]"
@@ -91,9 +91,12 @@ def _read(view: CallerView, span: MergedRead) -> list[tuple[int, memoryview]]:
     ino, fh = view.run(path, lambda: files.open_raw(view, path, os.O_RDONLY, 0))
     try:
         end = span.end
-        if end == WHOLE or end - span.begin > UNASKED_MAX:  # perhaps a limit, not a length
-            size = view.run(path, lambda: view.vfs.getattr(view.caller, ino, fh).attr.size)
-            end = size if end == WHOLE else min(end, size)
+        if end == WHOLE:
+            end = view.run(path, lambda: view.vfs.getattr(view.caller, ino, fh).attr.size)
+        elif end - span.begin > UNSURE_MAX:  # perhaps a limit, not a length
+            opened = view.vfs.files.get(ino)  # None of virtual files
+            size = 0 if opened is None else opened.known_length
+            end = min(end, max(size, span.begin + UNSURE_MAX))
         data = memoryview(bytearray(max(0, end - span.begin)))
         done = files.read_into(view, path, (ino, fh), span.begin, data)
         return cut(span, data[:done])

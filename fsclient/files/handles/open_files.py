@@ -24,6 +24,7 @@ from itertools import count
 from typing import Final
 
 from fsclient.files.handles.atimes import Atimes
+from fsclient.files.handles.page_cache_validity import ExpectedVersion
 from fsclient.files.handles.unlinked_inodes import UnlinkedInodes
 from fsclient.files.handles.unsynced_slices import UnsyncedSlices
 from fsclient.listings.dir_stream import DirStream
@@ -178,9 +179,7 @@ class FileHandle:
     leaving = False  # it is being closed; guarded by the table
     since_ns = 0  # when it was opened, where reading through it moves atime
     counted = False  # by `kernel/passthrough`
-    # the version that the kernel's pages show when it has had the answer to OPEN, where that made
-    # it drop older ones; None once a request has shown that it has
-    shows: tuple[int, int] | None = None
+    expected: ExpectedVersion | None = None  # until a request shows that OPEN has had its answer
 
     def __init__(self, file: OpenFile, flags: int) -> None:
         self.file = file

@@ -225,7 +225,7 @@ class FileLocks:
         if file is not None:
             self._files.set_lost(file, handles, void)
         if void:
-            self._coherence.notices.drop_pages(ino, _nothing)
+            self._coherence.notices.drop_pages(ino, _nothing, _nothing)
 
     def _forget_lost(self, ino: Ino, holder: Holder, fh: int = 0) -> bool:
         """The owner knows, or its handle is gone; whether it had lost anything."""

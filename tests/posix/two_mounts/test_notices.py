@@ -205,9 +205,12 @@ def test_p6_a_notification_that_fails_stops_none_behind_it(log_watch: LogWatch) 
         coherence.start(told)
         try:
             answered: list[int] = []
+            done: list[int] = []
             for number in range(10, 20):  # the notifier takes several at once
-                assert coherence.notices.drop_pages(Ino(number), partial(answered.append, number))
+                then = partial(answered.append, number)
+                assert coherence.notices.drop_pages(Ino(number), partial(done.append, number), then)
             wait_until(lambda: answered == list(range(10, 20)))
+            assert done == [], "each of them failed"
             for number in range(20, 23):
                 coherence.entry(Ino(number), b"name", fs.meta.getattr(ROOT_CALLER, ROOT_INO))
             coherence.notices.changed([keys.dir_row(Ino(number)) for number in range(20, 23)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ import pytest
 from fsclient.client.client import MountClient
 from fsclient.kernel.contract import FileLock
 from fsmeta.meta.meta import Meta
+from fsmeta.ops.data.ranges import KEEP_SIZE, PUNCH_HOLE
 from fsmeta.schema.locks import LOCK_END
 from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SetAttr
+from tests.conftest import LogWatch
 from tests.posix.inproc import RUNTIME, client
 from tests.posix.two_mounts.test_notices import Told
 from tests.posix.writeback.test_held_locks import Replies
@@ -30,9 +33,12 @@ class Late(Told):
         super().__init__()
         self.free = threading.Event()
         self.free.set()
+        self.broken = False
 
     def reload(self, ino: Ino) -> None:
         assert self.free.wait(100)
+        if self.broken:
+            raise OSError(errno.ENOMEM, "no memory")
         super().reload(ino)
 
 
@@ -97,6 +103,37 @@ def test_p3_two_locks_wait_for_the_same_pages_to_go(two: Two) -> None:
     two.mount.vfs.release(ino, fh)
 
 
+def test_p3_what_was_written_while_pages_were_dropped_stays(two: Two) -> None:
+    """By another owner of a lock of the file."""
+    ino, fh = _made(two)
+    assert not two.lock(fh, 1)
+    wait_until(lambda: two.replies.codes == {1: 0})
+    two.changed(ino, 100)
+    two.kernel.free.clear()
+    assert not two.lock(fh, 2)
+    two.mount.vfs.write(ROOT_CALLER, ino, fh, 0, memoryview(b"one"))
+    two.mount.vfs.flush(ROOT_CALLER, ino, fh, 9)
+    two.kernel.free.set()
+    wait_until(lambda: 2 in two.replies.codes)
+    assert two.lock(fh, 3)
+    two.mount.vfs.release(ino, fh)
+
+
+def test_p3_pages_that_could_not_be_dropped_are_dropped_by_the_next(
+    two: Two, log_watch: LogWatch
+) -> None:
+    log_watch.expect("the kernel was not told of a change")
+    ino, fh = _made(two)
+    two.kernel.broken = True
+    assert not two.lock(fh, 1)
+    wait_until(lambda: two.replies.codes == {1: 0})
+    two.kernel.broken = False
+    assert not two.lock(fh, 2)
+    wait_until(lambda: 2 in two.replies.codes)
+    assert two.lock(fh, 3)
+    two.mount.vfs.release(ino, fh)
+
+
 def test_p2_two_opens_drop_the_same_pages(two: Two) -> None:
     """The kernel drops them when it has the answer to the first, which may be after the second."""
     ino, fh = _made(two)
@@ -109,11 +146,41 @@ def test_p2_two_opens_drop_the_same_pages(two: Two) -> None:
     assert third[1], "a request through the second shows that the kernel had its answer"
     two.changed(ino, 200)
     fourth = two.opened(ino)
-    two.mount.vfs.release(ino, fourth[0])
+    two.mount.vfs.release(ino, fourth[0])  # it comes after opens that have failed, too
     fifth = two.opened(ino)
-    assert (fourth[1], fifth[1]) == (False, True)
+    assert (fourth[1], fifth[1]) == (False, False)
     for fh in (first[0], second[0], third[0], fifth[0]):
         two.mount.vfs.release(ino, fh)
+
+
+@pytest.mark.parametrize("case", ["in turn", "a reader", "times", "punched", "an idle one"])
+def test_p2_what_this_mount_writes_stays_in_the_kernel(two: Two, case: str) -> None:
+    """Its commits make no pages old, whichever handles were open then and when they are used."""
+    ino, fh = _made(two)
+    vfs = two.mount.vfs
+    vfs.release(ino, fh)
+    two.changed(ino, 100)
+    one, other = (vfs.open(ROOT_CALLER, ino, os.O_RDWR).fh for _ in range(2))
+
+    def write(fh: int, data: bytes) -> None:
+        vfs.write(ROOT_CALLER, ino, fh, 0, memoryview(data))
+        vfs.flush(ROOT_CALLER, ino, fh, 0)
+
+    if case == "times":
+        vfs.setattr(ROOT_CALLER, ino, SetAttr(mtime_ns=5), one)
+    elif case == "punched":
+        vfs.ranges.fallocate(ROOT_CALLER, ino, one, KEEP_SIZE | PUNCH_HOLE, 0, 10)
+    write(one, b"one")
+    if case == "in turn":
+        write(other, b"two")
+        write(one, b"three")
+    elif case == "a reader":
+        assert vfs.read(ROOT_CALLER, ino, other, 0, 10)
+    vfs.release(ino, one)
+    vfs.release(ino, other)
+    again = two.opened(ino)
+    assert again[1]
+    vfs.release(ino, again[0])
 
 
 def test_p2_an_open_relies_on_no_notice_that_is_still_to_be_given(two: Two) -> None:
@@ -140,4 +207,4 @@ def test_p2_an_open_relies_on_no_notice_that_is_still_to_be_given(two: Two) -> N
     leases.opened(now)
     assert meanwhile == [1]
     leases.opened(now)
-    assert told == [("attr", ino), ("attr", ino)]
+    assert told == [("attr", ino), ("attr", ino)], "the kernel has asked for nothing since"

@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fsmeta.errors import Fenced
 from fsmeta.meta.locks import LockTicket, Range
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.sessions import lock
 from fsmeta.ops.sessions.lock import LockOutcome
 from fsmeta.schema.locks import Kind, LockRecord, Owner
 from fsmeta.store.contract import Applied, Commit
-from fsmeta.types import ROOT_CALLER, ROOT_INO, Ino, SessionId, SetAttr
+from fsmeta.types import ROOT_CALLER, ROOT_INO, Attr, Ino, SessionId, SetAttr
 from tests.fsmeta.engines import Engine
 from tests.support.waiting import wait_until
 
@@ -278,3 +279,52 @@ def test_a_lock_that_was_lent_meanwhile_brings_what_its_owner_left(
     assert answer.attr is not None
     assert answer.attr.size == 2
     meta.locks.unlock(ino, P, 2)
+
+
+def test_a_session_that_ended_behind_the_grant_has_no_lock(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host was suspended while it asked what the file is now; another client has the lock."""
+    meta, other = engine.meta(), engine.meta()
+    ino = _file(meta)
+    real, attempts = meta.transactor.store.commit, iter((True, False))
+
+    def commit(wanted: Commit) -> Applied | None:
+        if next(attempts, False):
+            other.setattr(ROOT_CALLER, ino, SetAttr(size=1))  # so that there is a second attempt
+        return real(wanted)
+
+    def suspended(ino: Ino) -> Attr:
+        assert meta.session is not None
+        ended = meta.session.id
+        other.sessions.end(ended)
+        assert other.locks.setlk(ino, P, 1, WRITE).outcome is GRANTED
+        meta.sessions.open({"host": "test"}, ended)
+        return meta.getattr(ROOT_CALLER, ino)
+
+    monkeypatch.setattr(meta.transactor.store, "commit", commit)
+    monkeypatch.setattr(meta.locks, "_read_attr", suspended)
+    with pytest.raises(Fenced):
+        meta.locks.setlk(ino, P, 2, WRITE, guess=True)
+
+
+def test_a_lock_of_a_file_that_is_gone_is_not_kept(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta, other = engine.meta(), engine.meta()
+    ino = _file(meta)
+    real, attempts = meta.transactor.store.commit, iter((True, False))
+
+    def commit(wanted: Commit) -> Applied | None:
+        if next(attempts, False):
+            other.setattr(ROOT_CALLER, ino, SetAttr(size=1))
+        return real(wanted)
+
+    def purged(ino: Ino) -> Attr:
+        raise OSError(errno.ESTALE, f"inode {ino} is gone")
+
+    monkeypatch.setattr(meta.transactor.store, "commit", commit)
+    monkeypatch.setattr(meta.locks, "_read_attr", purged)
+    with pytest.raises(OSError, match="gone"):
+        meta.locks.setlk(ino, P, 2, WRITE, guess=True)
+    assert _ranges(other, ino) == []
