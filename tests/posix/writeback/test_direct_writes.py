@@ -83,6 +83,7 @@ def test_w3_who_comes_while_it_is_written_is_direct_too(client: MountClient) -> 
     client.vfs.release(ino, both.fh)
     with opened(client, ino, os.O_RDONLY) as third:
         assert (third.direct_io, third.keep_cache) == (False, False)
+        client.vfs.read(ROOT_CALLER, ino, third.fh, 0, 1)
     with opened(client, ino, os.O_RDONLY) as third:
         assert (third.direct_io, third.keep_cache) == (False, True)
     client.vfs.release(ino, reader.fh)
