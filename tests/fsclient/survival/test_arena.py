@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import struct
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fsclient.survival import channel, tables
-from fsclient.survival.arena import ARENA_BYTES, Arena, ArenaFull
+from fsclient.survival.arena import _LOG_BYTES, ARENA_BYTES, SEGMENT_BYTES, Arena, ArenaFull
 from fsclient.survival.kept import PIECES, SETTLED_CLIENTS, KeptRecords, Past, serving
 from fsclient.survival.records import CommitId
 from fsmeta.errors import ConfigError
@@ -26,10 +27,12 @@ import os, sys
 from fsclient.survival.arena import Arena
 from fsmeta.runtime import SystemRuntime
 
-written, number = Arena(int(sys.argv[1]), SystemRuntime()), 0
+written, number, small = Arena(int(sys.argv[1]), SystemRuntime()), 0, sys.argv[2] == "small"
 while True:
     number += 1
-    written.put(b"number", number.to_bytes(8, "big"), bytes(number % 5000))
+    size = number % 5000 if small else number % 100 * 10_000
+    data = bytes([number % 256]) * size
+    written.put(b"number%d" % (number % 40), number.to_bytes(8, "big"), data)
     os.write(1, number.to_bytes(8, "big"))
 """
 
@@ -98,6 +101,71 @@ def test_dead_records_make_room(memory: int) -> None:
         assert [key for key, _ in found.items(b"")] == [b"kept%d" % n for n in range(200)]
 
 
+def test_large_data_are_found_by_the_next_worker(memory: int) -> None:
+    first = arena(memory)
+    data = {b"w%d" % n: os.urandom(100_000 + n) for n in range(300)}  # some segments
+    for key, value in data.items():
+        first.put(key, b"head", memoryview(value))
+    first.put(b"w3", b"small", b"and short")
+    first.put(b"w4", b"head", data[b"w5"])
+    for number in range(100, 300, 3):
+        first.drop(b"w%d" % number)
+        del data[b"w%d" % number]
+    found = dict(arena(memory).items(b""))
+    assert (found.pop(b"w3"), found.pop(b"w4")) == (b"smalland short", b"head" + data[b"w5"])
+    del data[b"w3"], data[b"w4"]
+    assert found == {key: b"head" + value for key, value in data.items()}
+
+
+def test_memory_is_used_again(memory: int) -> None:
+    """A gigabyte passes through, of which 24 MiB are valid at a time, in order but for one."""
+    first, mib = arena(memory), os.urandom(1 << 20)
+    first.put(b"stays", b"", mib)
+    for number in range(1000):
+        first.put(b"w%d" % number, b"", mib)
+        if number >= 24:
+            first.drop(b"w%d" % (number - 24))
+    assert os.fstat(memory).st_blocks * 512 < 100 << 20
+    for number in range(1000 - 24, 1000):
+        first.drop(b"w%d" % number)
+    assert first.items(b"") == [(b"stays", mib)]
+    assert os.fstat(memory).st_blocks * 512 < 60 << 20
+    assert arena(memory).items(b"") == [(b"stays", mib)]
+    assert os.fstat(memory).st_blocks * 512 < 20 << 20, "the next worker gives back what is free"
+
+
+def test_data_find_room_in_the_log_where_no_segment_is_free(memory: int) -> None:
+    first, mib = arena(memory), bytes(1 << 20)
+    count = 0
+
+    def fill() -> None:
+        nonlocal count
+        while count < 2000:
+            first.put(b"%d" % count, b"", mib)
+            count += 1
+
+    with pytest.raises(ArenaFull):
+        fill()
+    segments = (ARENA_BYTES - _LOG_BYTES - mmap.PAGESIZE) // SEGMENT_BYTES
+    assert count > segments * 7
+    assert first.room() < 2 << 20
+    assert len(arena(memory).items(b"")) == count
+
+
+def test_damaged_data_are_refused(memory: int) -> None:
+    first = arena(memory)
+    first.put(b"gone", b"", b"x" * 10_000)
+    first.put(b"key", b"", b"y" * 10_000)
+    at = mmap.PAGESIZE + _LOG_BYTES
+    assert os.pread(memory, 10_001, at) == b"x" * 10_000 + b"y"
+    first.drop(b"gone")
+    os.pwrite(memory, b"X", at)
+    assert arena(memory).items(b"") == [(b"key", b"y" * 10_000)], "nobody looks at what was dropped"
+    os.pwrite(memory, b"X", at + 10_000)
+    with pytest.raises(ConfigError, match="damaged"):
+        arena(memory)
+
+
 def test_a_full_arena_says_so_and_keeps_what_it_has(memory: int) -> None:
     os.ftruncate(memory, SMALL_BYTES)
     first = arena(memory)
@@ -124,11 +192,13 @@ def test_a_damaged_record_is_refused(memory: int) -> None:
         arena(memory)
 
 
-def test_killed_at_any_moment(memory: int) -> None:
+@pytest.mark.parametrize("kind", ["small", "large"])
+def test_killed_at_any_moment(memory: int, kind: str) -> None:
     """What was acknowledged is there: a process writes numbers in turn until it is killed."""
-    os.ftruncate(memory, SMALL_BYTES)
+    if kind == "small":
+        os.ftruncate(memory, SMALL_BYTES)
     for _ in range(10):
-        words = [sys.executable, "-c", _WRITER, str(memory)]
+        words = [sys.executable, "-c", _WRITER, str(memory), kind]
         with subprocess.Popen(words, pass_fds=[memory], stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
             said = b""
@@ -140,8 +210,14 @@ def test_killed_at_any_moment(memory: int) -> None:
             said += writer.stdout.read()
         said = said[: len(said) // 8 * 8]
         acknowledged = int.from_bytes(said[-8:], "big")
-        (found,) = arena(memory).items(b"number")
-        assert int.from_bytes(found[1][:8], "big") in (acknowledged, acknowledged + 1)
+        found = [value for _, value in arena(memory).items(b"number")]
+        numbers = {int.from_bytes(value[:8], "big"): value[8:] for value in found}
+        last = max(numbers)
+        assert last in (acknowledged, acknowledged + 1)
+        assert set(numbers) == set(range(last - 39, last + 1))
+        for number, data in numbers.items():
+            assert data == bytes([number % 256]) * len(data)
+            assert len(data) == (number % 5000 if kind == "small" else number % 100 * 10_000)
 
 
 def test_records_of_a_mount(memory: int) -> None:
