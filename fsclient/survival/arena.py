@@ -84,7 +84,7 @@ class Segments:
         """The part `begin..end` of a map."""
         self._map = memory
         self._begin = begin
-        self._live = [0] * max(0, (end - begin) // SEGMENT_BYTES)  # valid bytes of each
+        self._live = [0] * ((end - begin) // SEGMENT_BYTES)  # valid bytes of each
         self._free: list[int] = []  # the last one is taken next
         self._current = -1  # the one that is being filled
         self._filled = 0
@@ -107,9 +107,7 @@ class Segments:
         if self._current < 0 or self._filled + size > SEGMENT_BYTES:
             if not self._free:
                 return None
-            left, self._current, self._filled = self._current, self._free.pop(), 0
-            if left >= 0 and not self._live[left]:
-                self._release(left)
+            self._current, self._filled = self._free.pop(), 0
         place = self._begin + self._current * SEGMENT_BYTES + self._filled
         self._filled += size
         self._live[self._current] += size

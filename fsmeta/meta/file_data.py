@@ -54,8 +54,7 @@ class FileDataVerbs(VerbRunner):
         doubt has brought are left out. Raises: Fenced; Voided where gc may have deleted them while
         another client took us for dead.
         """
-        if self._turns.taken:
-            self._turns.wait(ino)
+        self._turns.wait(ino)
         known = self.slices.settle([piece.id for _, piece in batch], self.transactor.fate)
         if known:
             batch, length = extent.without(batch, known)

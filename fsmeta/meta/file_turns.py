@@ -27,25 +27,27 @@ class FileTurns:
     def __init__(self, runtime: Runtime) -> None:
         self._monotonic = runtime.monotonic
         self._cond = runtime.condition()
-        self.taken: dict[Ino, int] = {}  # by how many compactions; written under _cond
+        self._taken: dict[Ino, int] = {}  # by how many compactions; written under _cond
 
     @contextmanager
     def take(self, ino: Ino) -> Iterator[None]:
         """Changes of `ino` that begin from now on wait."""
         with self._cond:
-            self.taken[ino] = self.taken.get(ino, 0) + 1
+            self._taken[ino] = self._taken.get(ino, 0) + 1
         try:
             yield
         finally:
             with self._cond:
-                self.taken[ino] -= 1
-                if not self.taken[ino]:
-                    del self.taken[ino]
+                self._taken[ino] -= 1
+                if not self._taken[ino]:
+                    del self._taken[ino]
                     self._cond.notify_all()
 
     def wait(self, ino: Ino) -> None:
-        """Let the compaction go first. Callers look at `taken` before."""
+        """Let a compaction of `ino` go first, if there is one."""
+        if not self._taken:
+            return
         end = self._monotonic() + HOLD_MAX_S
         with self._cond:
-            while ino in self.taken and (left := end - self._monotonic()) > 0:
+            while ino in self._taken and (left := end - self._monotonic()) > 0:
                 self._cond.wait(left)

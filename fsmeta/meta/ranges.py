@@ -60,8 +60,7 @@ class RangeVerbs:
             raise OSError(errno.ENOSPC, f"{end - begin} bytes to reserve at once")
         first: Attr | None = None
         while True:
-            if self._turns.taken:
-                self._turns.wait(ino)
+            self._turns.wait(ino)
             span = ranges.Span(ino, begin, end)
             ranged = self._run(ranges.fallocate, ROOT_CALLER, mode, span, reserves)
             begin, (before, after) = ranged
@@ -71,7 +70,6 @@ class RangeVerbs:
 
     def copy_file_range(self, source: ranges.Span, ino: Ino, begin: int) -> ranges.Ranged:
         """Show `source` in `ino` from `begin` on, or a first part of it: `Ranged` says how far."""
-        if self._turns.taken:
-            self._turns.wait(ino)
+        self._turns.wait(ino)
         ranged: ranges.Ranged = self._run(ranges.copy_file_range, ROOT_CALLER, source, ino, begin)
         return ranged

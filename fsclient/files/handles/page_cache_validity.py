@@ -1,12 +1,12 @@
 """Which version of a file the kernel's pages show, so that they can be kept or have to be dropped.
 
 They are kept over an open when the file's (mtime, size) are what they were when its pages were
-read. What we change ourselves moves that mark along: the kernel has the pages that were written,
-and a time that was set makes none of them old.
+read: the mark. What we change ourselves moves the mark along: the kernel has the pages that were
+written, and a time that was set makes none of them old.
 
-The mark is the version that the kernel's pages show. Where an open or a lock finds another version,
-the kernel drops its pages a moment later. The new mark waits until then (`expect`, `dropped`): set
-earlier it would let another open or lock keep the old pages.
+Where an open or a lock finds another version, the kernel drops its pages a moment later. The new
+mark waits until then (`expect`, `dropped`): set earlier it would let another open or lock keep the
+old pages.
 
 Called by `FileIO`, `FileOpening` and `SliceCommitter`. Threading: any method from any thread; one
 lock, a leaf.

@@ -256,25 +256,38 @@ def test_a_lock_is_one_round_trip(engine: Engine) -> None:
     two.locks.unlock(ino, P, 1)
 
 
+def _before_commits(
+    monkeypatch: pytest.MonkeyPatch, meta: Meta, act: Callable[[int], object], times: int = 1
+) -> None:
+    """`act` happens before each of the next commits of `meta`, and is told which it is, from 1."""
+    real, turns = meta.transactor.store.commit, iter(range(1, times + 1))
+
+    def commit(wanted: Commit) -> Applied | None:
+        turn = next(turns, 0)
+        if turn:
+            act(turn)
+        return real(wanted)
+
+    monkeypatch.setattr(meta.transactor.store, "commit", commit)
+
+
 def test_a_lock_that_was_lent_meanwhile_brings_what_its_owner_left(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the read of the locks and the commit, which then finds them as they were."""
     meta, other = engine.meta(), engine.meta()
     ino = _file(meta)
-    real, turns = meta.store.commit, iter(range(1, 3))
+    sizes: list[int] = []
 
-    def commit(wanted: Commit) -> Applied | None:
-        size = next(turns, 0)
-        if size:
-            assert other.locks.setlk(ino, P, 1, WRITE).outcome is GRANTED
-            other.setattr(ROOT_CALLER, ino, SetAttr(size=size))
-            other.locks.unlock(ino, P, 1)
-        return real(wanted)
+    def lend(size: int) -> None:
+        sizes.append(size)
+        assert other.locks.setlk(ino, P, 1, WRITE).outcome is GRANTED
+        other.setattr(ROOT_CALLER, ino, SetAttr(size=size))
+        other.locks.unlock(ino, P, 1)
 
-    monkeypatch.setattr(meta.transactor.store, "commit", commit)
+    _before_commits(monkeypatch, meta, lend, 2)
     answer = meta.locks.setlk(ino, P, 2, WRITE, guess=True)
-    assert next(turns, 0) == 0, "the first attempt was to fail"
+    assert sizes == [1, 2], "the first attempt was to fail"
     assert answer.outcome is GRANTED
     assert answer.attr is not None
     assert answer.attr.size == 2
@@ -287,12 +300,6 @@ def test_a_session_that_ended_behind_the_grant_has_no_lock(
     """The host was suspended while it asked what the file is now; another client has the lock."""
     meta, other = engine.meta(), engine.meta()
     ino = _file(meta)
-    real, attempts = meta.transactor.store.commit, iter((True, False))
-
-    def commit(wanted: Commit) -> Applied | None:
-        if next(attempts, False):
-            other.setattr(ROOT_CALLER, ino, SetAttr(size=1))  # so that there is a second attempt
-        return real(wanted)
 
     def suspended(ino: Ino) -> Attr:
         assert meta.session is not None
@@ -302,7 +309,7 @@ def test_a_session_that_ended_behind_the_grant_has_no_lock(
         meta.sessions.open({"host": "test"}, ended)
         return meta.getattr(ROOT_CALLER, ino)
 
-    monkeypatch.setattr(meta.transactor.store, "commit", commit)
+    _before_commits(monkeypatch, meta, lambda _: other.setattr(ROOT_CALLER, ino, SetAttr(size=1)))
     monkeypatch.setattr(meta.locks, "_read_attr", suspended)
     with pytest.raises(Fenced):
         meta.locks.setlk(ino, P, 2, WRITE, guess=True)
@@ -313,17 +320,11 @@ def test_a_lock_of_a_file_that_is_gone_is_not_kept(
 ) -> None:
     meta, other = engine.meta(), engine.meta()
     ino = _file(meta)
-    real, attempts = meta.transactor.store.commit, iter((True, False))
-
-    def commit(wanted: Commit) -> Applied | None:
-        if next(attempts, False):
-            other.setattr(ROOT_CALLER, ino, SetAttr(size=1))
-        return real(wanted)
 
     def purged(ino: Ino) -> Attr:
         raise OSError(errno.ESTALE, f"inode {ino} is gone")
 
-    monkeypatch.setattr(meta.transactor.store, "commit", commit)
+    _before_commits(monkeypatch, meta, lambda _: other.setattr(ROOT_CALLER, ino, SetAttr(size=1)))
     monkeypatch.setattr(meta.locks, "_read_attr", purged)
     with pytest.raises(OSError, match="gone"):
         meta.locks.setlk(ino, P, 2, WRITE, guess=True)
