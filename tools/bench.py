@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.benchlib import (
+    bare,
     caches,
     ceph,
     checks,
@@ -80,6 +81,7 @@ PROGRAMS = {  # with options of their own
 GROUPS = {"all": ALL, "scale": ("crowd", "sizes")}
 STORES = ("file", "s3", "radosgw", "rados")
 BEHIND_PROXY = ("s3", "radosgw")
+BARE = [("bigfile", store) for store in BEHIND_PROXY]
 WRITING_BACK = ("checkpoint", "markers")
 CACHED = ("cache", "records", "lmdb")  # with a disk cache, wherever data goes
 ON_DISK = (*WRITING_BACK, "cache")  # what they cost is the disk's time
@@ -106,6 +108,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--writeback", action="store_true", help="let all systems answer before the store has it"
+    )
+    made.add_argument(
+        "--bare", action="store_true", help="bigfile: beside a program that only sends and gets"
     )
     made.add_argument("--threads", type=_numbers, default=(1, 4), help="of meta; 1,4")
     made.add_argument("--count", type=int, help="names per thread, small files or random reads")
@@ -135,6 +140,8 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     limits = (arguments.delay_ms, arguments.uplink_mib, arguments.downlink_mib)
     if any(limits) and arguments.store not in BEHIND_PROXY:
         made.error(f"a delay or a narrow link needs --store {' or '.join(BEHIND_PROXY)}")
+    if arguments.bare and (arguments.workload, arguments.store) not in BARE:
+        made.error(f"--bare needs bigfile with --store {' or '.join(BEHIND_PROXY)}")
     return arguments
 
 
@@ -213,6 +220,9 @@ def measure(
                     _measure_one(arguments, system, places, options, workload, found)
                     took = f"{time.monotonic() - begin:.0f} s"
                     _note(f"{workload} {repeat + 1}/{arguments.repeat} {system.name}: {took}")
+                if arguments.bare and bucket:
+                    for metric in bare.bigfile(bucket, options):
+                        found.add(workload, bare.NAME, metric)
     return found
 
 
@@ -317,6 +327,7 @@ def main(words: Sequence[str]) -> int:
     share = (now[0] - before[0]) / max(1, now[1] - before[1])
     print(f"  stolen meanwhile: {100 * share:.1f} % of processor time")
     peers = [system.name for system in systems if system.name != SLICEFS.name]
+    peers += [bare.NAME] if arguments.bare else []
     print(results.table(found.rows, SLICEFS.name, peers))
     if arguments.json:
         _write_json(arguments.json, facts, found.rows, peers)

@@ -58,6 +58,7 @@ class WorkerLink:
         self._end.set_inheritable(False)
         self.takes_over = bool(given.takes_over)
         self.descriptor = -1  # of a mount that is taken over
+        self._arena: Arena | None = None  # from `standby` on
 
     def standby(self) -> Survival:
         """All that can be checked beforehand is; what is needed to go on, when it is our turn.
@@ -76,7 +77,7 @@ class WorkerLink:
             if not message.startswith(channel.HERE):
                 raise ConfigError("the supervisor has not started: mount again")
             address = os.fsdecode(message[len(channel.HERE) :])
-        arena = Arena(self.given.arena, self._runtime)
+        self._arena = arena = Arena(self.given.arena, self._runtime)
         first = tables.last_number(arena) // PIECES + 1
         kept = KeptRecords(arena, self._runtime, first, self._data_max)
         given = self.given
@@ -112,6 +113,8 @@ class WorkerLink:
                 return
             if found[0] == channel.PING:
                 channel.send(self._end, channel.PONG)
+                if self._arena is not None:
+                    self._arena.tidy()
 
 
 def keep_agreement(kept: KeptRecords, agreed: Agreement, root: Ino, polls: bool) -> None:

@@ -21,11 +21,12 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from fsdata.resources.crc import crc32c
 from fsmeta.errors import ConfigError
 from fsmeta.runtime import Runtime
 
 ARENA_BYTES: Final = 512 << 20  # of addresses; memory is taken as it is used
-FORMAT: Final = 2
+FORMAT: Final = 3
 _MAGIC: Final = b"sfsarena"
 _HEAD: Final = Struct("=8sI")  # magic format
 _WORD: Final = Struct("=Q")  # the half in bit 63, below it the end of its log
@@ -36,11 +37,11 @@ _HALF_BIT: Final = 1 << 63
 _SET: Final = 1
 _DROP: Final = 2
 _SET_FAR: Final = 3  # the value ends with data that lie elsewhere, at _FAR
-_FAR: Final = Struct("=QII")  # place bytes crc
+_FAR: Final = Struct("=QII")  # place bytes crc32c
 _LOG_BYTES: Final = 96 << 20  # of both halves; of a small arena three quarters
 _TIDY_BYTES: Final = 32 << 20  # a shorter log is not worth copying
 SEGMENT_BYTES: Final = 8 << 20
-FREE_KEPT: Final = 4  # free segments that keep their memory
+FREE_KEPT: Final = 1  # free segments that keep their memory while nothing is written
 _COPIED_BYTES: Final = 4096  # shorter data are put together with what comes before them
 
 Piece = bytes | bytearray | memoryview
@@ -74,7 +75,8 @@ class Segments:
 
     Data go one behind another into a segment of 8 MiB. Once none of them is valid any more it is
     free, and the one that became free last is taken next: its memory is in use already, and memory
-    that is new costs three times as much as the copy. Of free segments a few keep their memory.
+    that is new costs three times as much as the copy. Free segments keep their memory until `tidy`
+    finds that so many were not in use at a time.
 
     Writes are dropped about in the order in which they came, so segments become free in turn. One
     small write that stays keeps its whole segment; where none is free data go into the log.
@@ -86,6 +88,8 @@ class Segments:
         self._begin = begin
         self._live = [0] * ((end - begin) // SEGMENT_BYTES)  # valid bytes of each
         self._free: list[int] = []  # the last one is taken next
+        self._warm = 0  # the last so many of them keep their memory
+        self._most = 0  # that were in use at a time since `tidy`
         self._current = -1  # the one that is being filled
         self._filled = 0
 
@@ -108,6 +112,8 @@ class Segments:
             if not self._free:
                 return None
             self._current, self._filled = self._free.pop(), 0
+            self._warm = max(0, self._warm - 1)
+            self._most = max(self._most, self._used())
         place = self._begin + self._current * SEGMENT_BYTES + self._filled
         self._filled += size
         self._live[self._current] += size
@@ -128,10 +134,24 @@ class Segments:
         else:
             self._release(segment)
 
+    def tidy(self) -> None:
+        """Free segments give their memory back, as far as they were not needed since the last time.
+
+        To be called every few seconds: a stream of writes takes and frees segments all the time.
+        """
+        used = self._used()
+        kept = max(FREE_KEPT, self._most - used)
+        while self._warm > kept:
+            self._give_back(self._free[-self._warm])
+            self._warm -= 1
+        self._most = used
+
+    def _used(self) -> int:
+        return len(self._live) - len(self._free)
+
     def _release(self, segment: int) -> None:
         self._free.append(segment)
-        if len(self._free) > FREE_KEPT:
-            self._give_back(self._free[-1 - FREE_KEPT])
+        self._warm += 1
 
     def _give_back(self, segment: int) -> None:
         at = self._begin + segment * SEGMENT_BYTES
@@ -194,7 +214,7 @@ class Arena:
             if at is not None:
                 self._map[at : at + len(data)] = data
                 kind, far = _SET_FAR, (at, len(data))
-                head += _FAR.pack(at, len(data), crc32(data))
+                head += _FAR.pack(at, len(data), crc32c(data))
                 data = b""
             try:
                 self._append(kind, key, head, data, far)
@@ -235,6 +255,11 @@ class Arena:
                 self._write(place, _DROP, key, b"", b"")
                 self._publish()
             self._free(before)
+
+    def tidy(self) -> None:
+        """Give memory back that was not needed lately; to be called every few seconds."""
+        with self._lock:
+            self._segments.tidy()
 
     def close(self) -> None:
         """Unmap the memory; it stays for others."""
@@ -335,7 +360,7 @@ class Arena:
             if record.far is not None:
                 place, size = record.far
                 crc = _FAR.unpack_from(self._map, record.place + record.size - _FAR.size)[2]
-                if crc32(self._map[place : place + size]) != crc:
+                if crc32c(self._map[place : place + size]) != crc:
                     raise _damaged()
                 self._segments.claim(place, size)
         self._segments.start()

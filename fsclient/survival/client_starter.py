@@ -24,6 +24,8 @@ from fsclient.survival.supervised_client import SupervisedClient
 ARENA_BYTES: Final = 512 << 20  # of addresses; memory is taken as it is used
 FAILED: Final = 1
 WARM_AGAIN_S: Final = 60.0  # after a client in reserve that did not wait
+WARM_S: Final = 8.0  # after the mount is served a client in reserve is started,
+WARM_LATEST_S: Final = 60.0  # if the client that serves is quiet; or else so long after
 _STATUS_FILE: Final = "slicefs-end"  # as fsclient/mount/exit_status finds it
 _LOG: Final = 2  # standard error
 _FIRST_ENV: Final = "SLICEFS_FIRST"  # names what the first client and its supervisor share
@@ -202,16 +204,21 @@ class ReserveClient:
         self._log = log
         self._client: SupervisedClient | None = None
         self.due_at = 0.0  # when one is started; 0: there is one, or none is wanted yet
+        self._latest = 0.0  # when it is, although the client that serves is busy
         self.modules = b""  # that clients of this mount need
 
     def pidfds(self) -> tuple[int, ...]:
         """What tells that it has ended."""
         return () if self._client is None else (self._client.pidfd,)
 
-    def want(self, at: float) -> None:
-        """One is to be started at this time, unless there is one."""
+    def want(self, served_at: float, is_first: bool) -> None:
+        """One is to be started, unless there is one; at once where a client had to be replaced.
+
+        What that takes of a processor, programs that have just mounted would miss.
+        """
         if self._client is None:
-            self.due_at = at
+            self.due_at = served_at + (WARM_S if is_first else 0.0)
+            self._latest = served_at + (WARM_LATEST_S if is_first else 0.0)
 
     def bury(self, ready: Collection[int], now: float) -> None:
         """See to one that has died."""
@@ -220,12 +227,16 @@ class ReserveClient:
             self.drop()
             self.due_at = now + WARM_AGAIN_S
 
-    def start_due(self, program: list[str], is_served: bool, now: float) -> None:
+    def start_due(self, program: list[str], serving: SupervisedClient | None, now: float) -> None:
         """Start one if it is time; not while no client serves the mount."""
-        if self.due_at and now >= self.due_at:
-            self.due_at = 0.0
-            if is_served and self.modules and self._starter.device >= 0:
-                self._client = self._starter.start(program, now, self.modules)
+        if not self.due_at or now < self.due_at:
+            return
+        if serving is not None and serving.is_busy(now) and now < self._latest:
+            self.due_at = now + WARM_S
+            return
+        self.due_at = 0.0
+        if serving is not None and self.modules and self._starter.device >= 0:
+            self._client = self._starter.start(program, now, self.modules)
 
     def next(self, program: list[str], now: float) -> SupervisedClient:
         """The client in reserve, if it is of this program; else a new one."""

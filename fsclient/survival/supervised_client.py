@@ -12,6 +12,8 @@ from typing import Final
 from fsclient.survival.last_threads import only_wait
 
 LOOK_S: Final = 0.05  # between two looks at a client that is being taken apart
+BUSY_SHARE: Final = 0.2  # of a processor, above which a client is busy
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _LOOKS: Final = 3  # in a row that find it waiting: else its end is a matter of moments
 
 
@@ -32,6 +34,22 @@ class SupervisedClient:
         self.exit_code = -1  # with which it leaves for good, once it has said that it does
         self.is_silent = False  # its end of the channel is closed: it is dead, or soon is
         self._looks = 0
+        self._used = (now, 0.0)  # when `is_busy` was asked last, and the processor time by then
+
+    def is_busy(self, now: float) -> bool:
+        """Whether it has used much of a processor since this was asked last, or since its start."""
+        (asked, before_s), used_s = self._used, self._processor_s()
+        self._used = (now, used_s)
+        return used_s - before_s > BUSY_SHARE * (now - asked)
+
+    def _processor_s(self) -> float:
+        """proc_pid_stat(5): utime and stime; 0 where it is gone."""
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(") ")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def kill(self) -> None:
         """SIGKILL; its end is awaited otherwise."""

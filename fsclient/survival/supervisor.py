@@ -41,7 +41,6 @@ START_S: Final = 120.0  # a client that takes longer to get ready hangs
 QUICK_S: Final = 1.0  # a client that dies so soon after it got ready was no help
 QUICK_MAX: Final = 5  # of them in a row; then the mount ends
 BACKOFF_S: Final = 0.2  # before the second of them; then twice as long each time
-WARM_S: Final = 2.0  # after the mount is served, the next client is started and made to wait
 
 
 class SupervisorLog:
@@ -221,7 +220,7 @@ class Supervisor:
         self._program, self._previous = child.program, []
         self._answer(channel.OK)
         self._leave_predecessor(served=True)
-        self._reserve.want(child.heard + (WARM_S if child.generation == 1 else 0.0))
+        self._reserve.want(child.heard, child.generation == 1)
         if child.generation > 1:
             took = child.ready_at - child.begun
             log("INFO", f"process {child.pid} serves the mount, {took:.1f} s after its start")
@@ -305,7 +304,7 @@ class Supervisor:
         if not (self._child or self._candidate or passing) and now >= self._start_at:
             self._start_at = 0.0
             self._child = self._reserve.next(self._program, now)
-        self._reserve.start_due(self._program, self._child is not None, now)
+        self._reserve.start_due(self._program, self._child, now)
         child, candidate = self._child, self._candidate
         if candidate is not None and now - candidate.heard > START_S:
             candidate.kill()
