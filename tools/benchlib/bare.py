@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -81,6 +82,10 @@ class _BareConnection:
             raise RuntimeError(f"the store answered {answer.status} to {method} {parts.path}")
         return size
 
+    def close(self) -> None:
+        """It is not needed any more."""
+        self._http.close()
+
 
 def _send(connection: _BareConnection, url: str) -> None:
     connection.ask("PUT", url, connection.memory, {})
@@ -100,21 +105,23 @@ def _each(urls: list[str], act: Callable[[_BareConnection, str], None]) -> float
         for url in urls[first::CONNECTIONS]:
             act(connection, url)
 
-    connections = [_BareConnection(urls[0]) for _ in range(CONNECTIONS)]
-    begin = time.monotonic()
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(CONNECTIONS) as pool:
+        connections = [
+            stack.enter_context(closing(_BareConnection(urls[0]))) for _ in range(CONNECTIONS)
+        ]
+        begin = time.monotonic()
         list(pool.map(work, range(CONNECTIONS)))
-    return time.monotonic() - begin
+        return time.monotonic() - begin
 
 
 def _ranges(places: random.Random, urls: list[str], size: int, count: int) -> float:
     """Seconds for `count` requests of `size` bytes at random places, one after the other."""
-    connection = _BareConnection(urls[0])
-    begin = time.monotonic()
-    for _ in range(count):
-        at = places.randrange(BLOCK_BYTES // size) * size
-        wanted = {"Range": f"bytes={at}-{at + size - 1}"}
-        got = connection.ask("GET", places.choice(urls), None, wanted)
-        if got != size:
-            raise RuntimeError(f"the store gave {got} bytes of a range")
-    return time.monotonic() - begin
+    with closing(_BareConnection(urls[0])) as connection:
+        begin = time.monotonic()
+        for _ in range(count):
+            at = places.randrange(BLOCK_BYTES // size) * size
+            wanted = {"Range": f"bytes={at}-{at + size - 1}"}
+            got = connection.ask("GET", places.choice(urls), None, wanted)
+            if got != size:
+                raise RuntimeError(f"the store gave {got} bytes of a range")
+        return time.monotonic() - begin
