@@ -1,8 +1,7 @@
 """`slicefs`: the command line. One file per command; this one names them and ends them.
 
-Exit codes: 0 done, 1 it failed and said why in one line, 2 the command line is wrong (said in one
-line, too), 3 a check found something (scrub, quota check), 130 interrupted. Those of `fsck` are
-fsck(8)'s.
+Exit codes: 0 done, 1 it failed, 2 the command line is wrong (either is said in one line), 3 a check
+found something (scrub, quota check), 130 interrupted. Those of `fsck` are fsck(8)'s.
 
 A command is imported when it is called, so that `slicefs umount` need not load what `slicefs mount`
 needs.
@@ -105,6 +104,12 @@ def _rekey() -> click.Command:
     from fsclient.cli.volume.rekey import rekey
 
     return rekey
+
+
+def _qos() -> click.Command:
+    from fsclient.cli.volume.qos import qos
+
+    return qos
 
 
 def _quota() -> click.Command:
@@ -267,6 +272,7 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[], click.Command], str]]] = {
     "status": (_status, "Show a volume's settings, usage and clients."),
     "config": (_config, "Show a volume's settings, or change its limits."),
     "quota": (_quota, "Limit directories, users and groups."),
+    "qos": (_qos, "Limit bytes and operations a second."),
     "fsck": (_fsck, "Check a volume's metadata and its data."),
     "scrub": (_scrub, "Read and verify every block of a volume."),
     "gc": (_gc, "Find and delete objects that belong to nothing."),

@@ -28,6 +28,7 @@ from fsclient.observe.sources import (
     metadata_numbers,
     request_latencies,
 )
+from fsclient.qos.qos import Qos
 from fsclient.survival.kept_store import KeptStore
 from fsclient.vfs.surviving import SurvivingVFS
 from fsclient.vfs.takeover import Takeover
@@ -87,6 +88,7 @@ class MountClient:
         stored, every_s = layers.stack.store, self.options.backup_meta_s
         self.backups = Backups(self.meta, stored, runtime, every_s, layers.sealer)
         self._backup_thread: Thread | None = None
+        self.qos = Qos(self.meta, runtime, self.options.rate_limits)
         self._backup_stop = runtime.event()
         retrying, beat_s = layers.stack.retrying, self.options.heartbeat_s
         health = MountHealth(runtime, self.vfs, self.background, self.objects, retrying, beat_s)
@@ -169,6 +171,7 @@ class MountClient:
         self.metrics.add(self._own_numbers)
         self.metrics.add(self.vfs.locks.numbers)
         self.metrics.add(self.background.quotas.numbers)
+        self.metrics.add(self.qos.throttle.numbers)
         if self.survival is not None:
             self.metrics.add(self.survival.kept.numbers)
 
@@ -263,6 +266,7 @@ class MountClient:
             losses.add(ino, error)
         self.lost = losses.told(self.meta.store)
         self.vfs.locks.stop()
+        self.qos.stop()
         self.drained = self.writeback is None or self.writeback.stop()
         if failed or not self.drained:  # there has been time enough for a store that is away
             self.layers.stack.leaving.set()

@@ -11,6 +11,7 @@ from fsclient.volume.cache_options import CacheOptions
 from fsclient.volume.object_stores import Pacing
 from fsclient.writeback.writeback import WriteBackOptions
 from fsdata.resources.memory_budget import BUFFER_BYTES
+from fsmeta.rules.rate_limits import NO_LIMITS, RateLimits
 from fsmeta.txn.retry import DEADLINE_S
 
 STAGED_UPLOADS: Final = 2  # for each of `upload_threads`: while the store works, other threads send
@@ -40,6 +41,7 @@ class ClientOptions(NamedTuple):
     zero_message: bool = False  # the kernel opens files without asking
     passthrough: bool = False  # it reads whole files of snapshots from cache disks by itself
     transport: str = NATIVE
+    rate_limits: RateLimits = NO_LIMITS  # of this mount alone
 
     def pack_below_for(self, storage: str) -> int:
         """`pack_below` on a volume of this storage; 0: nothing is packed."""
@@ -50,6 +52,7 @@ class ClientOptions(NamedTuple):
     def shown(self) -> dict[str, Any]:
         """Options as JSON has them."""
         shown = {**self._asdict(), "pacing": self.pacing._asdict(), "cache": self.cache._asdict()}
+        shown["rate_limits"] = self.rate_limits._asdict()
         if self.writeback is not None:
             shown["writeback"] = self.writeback._asdict()
         return shown

@@ -54,6 +54,7 @@ from fsclient.writeback.journal_dir import warn_of_journals
 from fsclient.writeback.writeback import StagingRequest
 from fsdata.resources.memory_budget import BUFFER_BYTES
 from fsmeta.errors import ConfigError
+from fsmeta.rules.rate_limits import NO_LIMITS, RateLimits
 from fsmeta.runtime import Runtime, SystemRuntime
 from fsmeta.store.contract import Store
 from fsmeta.store.url import shown_url
@@ -98,6 +99,7 @@ class MountRequest(NamedTuple):
     passthrough: bool = False
     confine_root: bool = False  # it takes no snapshots, and attaches nothing
     transport: str = NATIVE
+    rate_limits: RateLimits = NO_LIMITS
 
 
 def serve(request: MountRequest, teller: Teller, given: Inherited | None = None) -> int:
@@ -132,6 +134,7 @@ def serve(request: MountRequest, teller: Teller, given: Inherited | None = None)
             pack_below=request.pack_below,
             passthrough=request.passthrough,
             transport=request.transport,
+            rate_limits=request.rate_limits,
             zero_message=_opens_without_asking(request, store.name, link is not None),
         )
         survival = None if link is None else link.standby()
@@ -269,6 +272,7 @@ def _serve_mounted(
         around_lane=(*(() if link is None else (noting_lane,)), *tracing.around_lane),
         survives=link is not None,
         namespace=namespace,
+        throttle=client.qos.throttle,
     )
     session: Transport
     if request.transport == NATIVE:
@@ -296,6 +300,8 @@ def _start(
     """Let the session begin to serve; where that fails, a new mount is gone again."""
     try:
         client.start()
+        if client.options.transport == NATIVE:
+            client.qos.start()
         agreed = session.agree(kept)
         _keep(client, session, agreed, kept is None, idle)
         kernel.raise_readahead(mounted.mountpoint)

@@ -47,15 +47,20 @@ def _name(kind: bytes, number: int) -> str | None:
         return None
 
 
-def as_json(each: Quota, title: str) -> dict[str, Any]:
-    """One quota, for `--json`."""
-    kind, number = each.node[:1], int.from_bytes(each.node[1:], "big")
+def described(node: bytes, title: str) -> dict[str, Any]:
+    """Of what a limit is, for `--json`."""
+    kind, number = node[:1], int.from_bytes(node[1:], "big")
     what: dict[str, Any] = {"type": "directory", "path": title, "inode": number}
     if kind != quota.DIR:
         word, key = ("user", "uid") if kind == quota.USER else ("group", "gid")
         what = {"type": word, key: number, "name": _name(kind, number)}
+    return what
+
+
+def as_json(each: Quota, title: str) -> dict[str, Any]:
+    """One quota, for `--json`."""
     return {
-        **what,
+        **described(each.node, title),
         "space_used": each.used.space,
         "space_limit": each.limit.space,
         "inodes_used": each.used.inodes,

@@ -24,6 +24,7 @@ import zstandard
 
 from fsmeta.errors import ConfigError
 from fsmeta.rules import settings as volume
+from fsmeta.rules.rate_limits import DEMANDS
 from fsmeta.rules.settings import VolumeFormat
 from fsmeta.schema import keys as schema
 from fsmeta.schema.locks import GRANT_PREFIX, LOCK_PREFIX
@@ -41,7 +42,7 @@ _LENGTH: Final = struct.Struct(">I")
 _LOAD_OPS: Final = 1000  # writes in one commit; takes Redis 3 ms
 _OF_SESSIONS: Final = frozenset({schema.SESSION_PREFIX, LOCK_PREFIX, GRANT_PREFIX})
 _LEFT_OUT: Final = frozenset(
-    {schema.SESSIONS, schema.ENDED, schema.BACKGROUND, schema.SHARED, schema.SYNCED}
+    {schema.SESSIONS, schema.ENDED, schema.BACKGROUND, schema.SHARED, schema.SYNCED, DEMANDS}
 )
 _OF_THE_STORE: Final = (schema.COUNTERS, schema.LINEAGE)  # says nothing of the volume
 

@@ -29,7 +29,7 @@ _LONG: Final = frozenset(
         GRANT_PREFIX,
     }
 )
-_TABLES: Final = frozenset(b"SECUFOXKTRPZGYQqMa")
+_TABLES: Final = frozenset(b"SECUFOXKTRPZGYQqMaBb")
 _LONG_BYTES: Final = 9  # a letter and an id of 8 bytes
 _ACL_BYTES: Final = 5  # a letter and an id of 4 bytes
 _INOS_LOADED: Final = 1 << 32  # `load` skips so many inode numbers

@@ -45,7 +45,7 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("files/handles", "fuse/wire", "sync"),
         ("files",),
         ("fuse/dispatch", "background", "vfs/locks"),
-        ("fuse/mount", "writeback", "tracing"),
+        ("fuse/mount", "writeback", "tracing", "qos"),
         ("fuse/session", "control"),
         ("vfs", "upkeep", "observe", "fuse/pyfuse3"),
         ("client",),

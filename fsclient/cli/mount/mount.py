@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from fsclient.cli.mount.rate_options import RATE_WORDS, parse_rates, rate_options
 from fsclient.cli.mount.supervisor_options import (
     SUPERVISOR_WORDS,
     can_have_arena,
@@ -97,6 +98,7 @@ _WORDS: Final = {
     **OBSERVE_WORDS,
     **SQUASH_WORDS,
     **SUPERVISOR_WORDS,
+    **RATE_WORDS,
 }
 _OPPOSITES: Final = {"no-supervisor": "supervisor"}  # words that have a flag off
 _SEVERAL: Final = ("store_options", "cache_dir")  # each time adds to the times before
@@ -168,6 +170,7 @@ _SEVERAL: Final = ("store_options", "cache_dir")  # each time adds to the times 
     show_default=True,
     help="Seconds for which a request is repeated while the object store does not answer.",
 )
+@rate_options
 @click.option("--upload-limit", type=rate, default=0, help="Bytes a second to the object store.")
 @click.option(
     "--download-limit", type=rate, default=0, help="Bytes a second from the object store."
@@ -301,14 +304,14 @@ def mount(
         settings["passthrough"],
         settings["confine_root"],
         settings["transport"],
+        parse_rates(settings),
     )
     if (settings["update_fstab"] or settings["as_json"]) and not background:
         raise click.UsageError("--update-fstab and --json are for mounts in the background: add -d")
     line = ""
     if settings["update_fstab"]:
         line = fstab_line(_source(meta), request.mountpoint, _fstab_words(ctx, words, read_only))
-    given = inherited()
-    if given is not None:
+    if (given := inherited()) is not None:
         return _serve_supervised(request, given, background)
     begin = _beginning(ctx, settings, own, request.options)
     if not background:

@@ -23,6 +23,9 @@ _NATIVE_ONLY: Final = {
     "direct_writes": "--direct-writes",
     "access_log": "--access-log",
     "slow_op_log": "--slow-op-log",
+    "read_limit": "--read-limit",
+    "write_limit": "--write-limit",
+    "ops_limit": "--ops-limit",
 }
 
 transport_option: Final = click.option(

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import functools
-import grp
-import os
-import pwd
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final
 
 import click
 
 from fsclient.cli.options.examples import examples
-from fsclient.cli.options.options import META_WAIT_S, capacity_size
+from fsclient.cli.options.options import capacity_size
 from fsclient.cli.options.progress import ProgressLine, bar
 from fsclient.cli.options.tell import tell
-from fsclient.volume.metadata_url import naming, open_store
+from fsclient.cli.volume.nodes import Target, node_of, opened, target_options
 from fsclient.volume.quota_names import as_json, fullness, titles
 from fsclient.volume.units import SIZE_MAX, format_size
 from fsmeta.admin import quota_admin, quota_check
 from fsmeta.admin.quota_admin import Quota, QuotaLimits
 from fsmeta.errors import ConfigError
 from fsmeta.meta.meta import Meta
-from fsmeta.rules import quota
 from fsmeta.rules.settings import ON
 from fsmeta.runtime import SystemRuntime
-from fsmeta.types import ROOT_CALLER, ROOT_INO, FileType
 
 FOUND: Final = 3  # the exit code where a counter is wrong
-ID_MAX: Final = (1 << 32) - 2  # chown(2) takes (uid_t) -1 for "leave it"
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _HEAD: Final = ("QUOTA OF", "SPACE", "OF", "%", "INODES", "OF", "%")
 
 
@@ -50,31 +42,6 @@ def quota_() -> None:
     """
 
 
-class _Target(NamedTuple):
-    """Of what a quota is."""
-
-    path: str | None
-    uid: str | None
-    gid: str | None
-
-
-def _target(command: _Command) -> Callable[..., Any]:
-    """META, and exactly one of --path, --uid, --gid."""
-
-    @click.argument("meta")
-    @click.option("--path", metavar="DIR", help="A directory, by its path in the volume.")
-    @click.option("--uid", metavar="USER", help="A user, by name or number.")
-    @click.option("--gid", metavar="GROUP", help="A group, by name or number.")
-    @click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
-    @functools.wraps(command)
-    def wrapped(path: str | None, uid: str | None, gid: str | None, **rest: Any) -> Any:
-        if [path, uid, gid].count(None) != 2:
-            raise click.UsageError("name one of --path DIR, --uid USER and --gid GROUP")
-        return command(target=_Target(path, uid, gid), **rest)
-
-    return wrapped
-
-
 @quota_.command(
     "set",
     epilog=examples(
@@ -82,7 +49,7 @@ def _target(command: _Command) -> Callable[..., Any]:
         "slicefs quota set redis://localhost/1 --gid research --capacity 100TiB",
     ),
 )
-@_target
+@target_options
 @click.option(
     "--capacity",
     type=capacity_size,
@@ -93,7 +60,7 @@ def _target(command: _Command) -> Callable[..., Any]:
     "--inodes", type=click.IntRange(0, SIZE_MAX), help="Files and directories; 0: no limit."
 )
 def set_(
-    meta: str, target: _Target, capacity: int | None, inodes: int | None, as_json_: bool
+    meta: str, target: Target, capacity: int | None, inodes: int | None, as_json_: bool
 ) -> None:
     """Limit a directory, a user or a group of the volume in META.
 
@@ -101,8 +68,8 @@ def set_(
     """
     if capacity is None and inodes is None:
         raise click.UsageError("name a limit: --capacity SIZE, --inodes N or both")
-    with _opened(meta) as volume:
-        node = _node(volume, target, meta)
+    with opened(meta) as volume:
+        node = node_of(volume, target)
         with _progress(volume, "counting") as show:
             found = quota_admin.set_quota(volume, node, QuotaLimits(capacity, inodes), show)
         _print_one(volume, found, meta if as_json_ else None)
@@ -115,11 +82,11 @@ def set_(
         "slicefs quota get redis://localhost/1 --uid ann --json",
     ),
 )
-@_target
-def get(meta: str, target: _Target, as_json_: bool) -> None:
+@target_options
+def get(meta: str, target: Target, as_json_: bool) -> None:
     """Show what a directory, a user or a group takes up, and its limits."""
-    with _opened(meta) as volume:
-        node = _node(volume, target, meta)
+    with opened(meta) as volume:
+        node = node_of(volume, target)
         if volume.format.accounting != ON:
             raise ConfigError("the volume has no quotas yet, so nothing is counted: set one first")
         _print_one(volume, quota_admin.get_quota(volume, node), meta if as_json_ else None)
@@ -135,7 +102,7 @@ def get(meta: str, target: _Target, as_json_: bool) -> None:
 @click.option("--json", "as_json_", is_flag=True, help="Print JSON.")
 def list_(meta: str, as_json_: bool) -> None:
     """Show every quota of the volume in META."""
-    with _opened(meta) as volume:
+    with opened(meta) as volume:
         found = list(quota_admin.list_quotas(volume))
         _print(volume, found, meta if as_json_ else None)
 
@@ -147,11 +114,11 @@ def list_(meta: str, as_json_: bool) -> None:
         "slicefs quota delete redis://localhost/1 --gid research",
     ),
 )
-@_target
-def delete(meta: str, target: _Target, as_json_: bool) -> None:
+@target_options
+def delete(meta: str, target: Target, as_json_: bool) -> None:
     """Remove a quota. Removing the last one turns accounting off."""
-    with _opened(meta) as volume:
-        node = _node(volume, target, meta)
+    with opened(meta) as volume:
+        node = node_of(volume, target)
         name = titles(volume, [node])[node]
         if not quota_admin.delete_quota(volume, node):
             raise ConfigError(f"{name} has no quota: see `slicefs quota list`")
@@ -177,7 +144,7 @@ def check(meta: str, repair: bool, as_json_: bool) -> int:
     A quota whose use changes during the check is not judged. While --repair counts, limits apply
     to what is counted so far.
     """
-    with _opened(meta) as volume:
+    with opened(meta) as volume:
         if volume.format.accounting != ON and not repair:
             if not quota_admin.has_limits(volume):
                 raise ConfigError("the volume has no quotas: there is nothing to check")
@@ -228,18 +195,6 @@ def _print_judged(
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[Meta]:
-    runtime = SystemRuntime()
-    store = open_store(url, runtime)
-    try:
-        with naming(url):
-            meta = Meta(store, runtime, META_WAIT_S)
-        yield meta
-    finally:
-        store.close()
-
-
-@contextmanager
 def _progress(meta: Meta, word: str) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal."""
     total = max(1, meta.statfs().inodes_used)
@@ -248,51 +203,6 @@ def _progress(meta: Meta, word: str) -> Iterator[Callable[[int], None]]:
         yield lambda done: line.show(f"{word} {bar(min(done, total), total)}")
     finally:
         line.clear()
-
-
-def _node(meta: Meta, target: _Target, url: str) -> bytes:
-    """Raises: ConfigError."""
-    if target.path is not None:
-        return _dir_node(meta, target.path, url)
-    if target.uid is not None:
-        return quota.user_node(_id(target.uid, "--uid", lambda name: pwd.getpwnam(name).pw_uid))
-    assert target.gid is not None
-    return quota.group_node(_id(target.gid, "--gid", lambda name: grp.getgrnam(name).gr_gid))
-
-
-def _id(text: str, option: str, by_name: Callable[[str], int]) -> int:
-    if text.isascii() and text.isdigit():
-        number = int(text)
-        if number > ID_MAX:
-            raise ConfigError(f"{option} {text}: at most {ID_MAX}")
-        return number
-    try:
-        return by_name(text)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"{option} {text}: no such name on this host; use a number") from error
-
-
-def _dir_node(meta: Meta, path: str, url: str) -> bytes:
-    if not path.startswith("/"):
-        raise ConfigError(f"--path {path}: start with /, which is the volume's root")
-    ino = ROOT_INO
-    for name in filter(None, os.fsencode(path).split(b"/")):
-        try:
-            attr = meta.lookup(ROOT_CALLER, ino, name)
-        except OSError as error:
-            raise ConfigError(f"--path {path}: {error.strerror or error} in the volume") from error
-        if attr.type is not FileType.DIR:
-            raise ConfigError(
-                f"--path {path}: {os.fsdecode(name)} is no directory; limit one, a user or a group"
-            )
-        ino = attr.ino
-    if ino == ROOT_INO:
-        raise ConfigError(
-            f"--path {path}: the whole volume has its limits by `slicefs config META --capacity "
-            "SIZE --inodes N`, and `slicefs status META` shows what it takes up"
-        )
-    del url
-    return quota.dir_node(ino)
 
 
 def _print_one(meta: Meta, found: Quota, url: str | None) -> None:

@@ -56,6 +56,10 @@ class Interrupts:
         if cancel is not None:
             cancel()
             return True
+        return self.interrupt_served(unique)
+
+    def interrupt_served(self, unique: int) -> bool:
+        """The same of a request that a thread serves."""
         try:
             slot = self.serving.index(unique)
         except ValueError:

@@ -44,9 +44,10 @@ from fsclient.fuse.wire import abi
 from fsclient.fuse.wire.parse import BODY
 from fsclient.fuse.wire.protocol import KERNEL_MAJOR, Init, Opcode
 from fsclient.kernel.contract import FileSystem, Notifier, QuickAnswers
+from fsclient.qos.throttle import PAGES_MINOR, THREADS_MAX, Slots, Throttle
 from fsmeta.errors import ConfigError, Corrupt
 from fsmeta.runtime import Runtime
-from fsmeta.types import ROOT_INO, Ino
+from fsmeta.types import ROOT_INO, Caller, Ino
 from fsmeta.user_namespace import UserNamespace
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,22 @@ class SessionConfig(NamedTuple):
     around_lane: tuple[AroundLane, ...] = ()  # each wraps the fast lanes
     survives: bool = False  # another process goes on where this one is killed
     namespace: UserNamespace | None = None  # whose ids the kernel speaks in; None: the host's
+    throttle: Throttle | None = None  # has requests wait for their limits
+
+
+def _charged(
+    namespace: UserNamespace | None, squash: Squash | None
+) -> Callable[[Caller], Caller] | None:
+    """As whom the volume knows a caller; None: as the kernel does."""
+    if namespace is None:
+        return None if squash is None else squash.caller
+    uids, gids = namespace
+
+    def outside(caller: Caller) -> Caller:
+        known = caller._replace(uid=uids.outward(caller.uid), gid=gids.outward(caller.gid))
+        return known if squash is None else squash.caller(known)
+
+    return outside
 
 
 class Session:
@@ -96,7 +113,8 @@ class Session:
         self._runtime = runtime
         self._config = config or SessionConfig()
         most = max(self._config.threads, self._config.threads_max)
-        self._interrupts = Interrupts(most)
+        throttled = 0 if self._config.throttle is None else THREADS_MAX
+        self._interrupts = Interrupts(most + throttled)
         self.under_way = self._interrupts.under_way
         self._stats = [SlotStats(self._config.tap) for _ in range(most)]
         self._crew = ThreadPool(
@@ -158,8 +176,22 @@ class Session:
             self._dispatcher.serve = around(self._dispatcher.serve, self._interrupts.slot)
         for around_lane in self._config.around_lane:
             self._dispatcher.wrap_lanes(around_lane)
+        if self._config.throttle is not None:
+            self._limit(self._config.throttle, agreed.minor <= PAGES_MINOR)
         self._max_write_bytes = agreed.max_write_bytes
         return agreed
+
+    def _limit(self, throttle: Throttle, by_pages: bool) -> None:
+        """Serve through a throttle, whose threads have the slots behind those of the workers."""
+        interrupts = self._interrupts
+        slots = Slots(
+            len(self._stats), interrupts.enter, interrupts.serving, interrupts.interrupt_served
+        )
+        charged = _charged(self._config.namespace, self._config.squash)
+        serve, lanes = self._dispatcher.serve, self._dispatcher.lanes
+        self._dispatcher.serve = throttle.around(
+            serve, slots, self._config.root, lanes, charged, refuses_ahead=by_pages
+        )
 
     def _make_notifier(self, expire_only: bool) -> KernelNotifier:
         if not self._config.survives:

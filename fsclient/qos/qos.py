@@ -1,0 +1,34 @@
+"""The rate limits of one mount: what counts, what waits, and what divides them among mounts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fsclient.qos.exchange import LimitExchange
+from fsclient.qos.limiter import RateLimiter
+from fsclient.qos.throttle import Throttle
+from fsmeta.admin import rate_limits
+from fsmeta.meta.meta import Meta
+from fsmeta.rules.rate_limits import RateLimits
+from fsmeta.runtime import Runtime
+
+
+class Qos:
+    """See the module. Threading: as its parts."""
+
+    def __init__(self, meta: Meta, runtime: Runtime, mount: RateLimits) -> None:
+        """`mount`: the limits of this mount alone."""
+        self.limiter = RateLimiter(runtime, mount, partial(rate_limits.nodes_above, meta))
+        self.throttle = Throttle(runtime, self.limiter)
+        self.exchange = LimitExchange(meta, self.limiter, self.throttle, runtime)
+        self._is_started = False
+
+    def start(self) -> None:
+        """Learn the volume's limits, now and from now on."""
+        self.exchange.start()
+        self._is_started = True
+
+    def stop(self) -> None:
+        """Leave the volume's limits to other mounts."""
+        if self._is_started:
+            self.exchange.stop()

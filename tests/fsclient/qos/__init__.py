@@ -1,0 +1,1 @@
+"""Tests of rate limits: `slicefs qos`, and mounts that divide a limit."""
