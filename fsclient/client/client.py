@@ -257,6 +257,7 @@ class MountClient:
 
     def stop(self) -> bool:
         """Store everything and leave; False where something could not be stored (it is logged)."""
+        self.qos.stop()  # what waits for a limit must not begin any more
         self.vfs.questions.close()
         if self.writeback is None:  # else a journal takes what a store that is away does not
             self.layers.stack.retrying.give_up_together()
@@ -266,7 +267,6 @@ class MountClient:
             losses.add(ino, error)
         self.lost = losses.told(self.meta.store)
         self.vfs.locks.stop()
-        self.qos.stop()
         self.drained = self.writeback is None or self.writeback.stop()
         if failed or not self.drained:  # there has been time enough for a store that is away
             self.layers.stack.leaving.set()

@@ -29,6 +29,7 @@ class Qos:
         self._is_started = True
 
     def stop(self) -> None:
-        """Leave the volume's limits to other mounts."""
+        """The session has ended: leave the volume's limits to other mounts."""
+        self.throttle.close()
         if self._is_started:
             self.exchange.stop()

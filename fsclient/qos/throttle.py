@@ -171,6 +171,8 @@ class Throttle:
         self._number = 0
         self._free_slots = list(range(THREADS_MAX))
         self._idle = 0  # threads that wait
+        self._busy = 0  # and that serve
+        self._closed = False
         self._delayed = 0
         self._delayed_s = 0.0
 
@@ -243,6 +245,18 @@ class Throttle:
             heapq.heapify(self._held)
             self._cond.notify_all()
 
+    def close(self) -> None:
+        """The session has ended: drop what has not begun, and return when the rest is done.
+
+        The programs learn of it when the kernel does.
+        """
+        with self._lock:
+            self._closed = True
+            self._held.clear()
+            self._cond.notify_all()
+            while self._busy:
+                self._cond.wait()
+
     def _put_aside(self, held: _HeldRequest, wait_s: float) -> Served:
         with self._lock:
             self._delayed += 1
@@ -262,6 +276,8 @@ class Throttle:
         held.take = take
         spawn: int | None = None
         with self._lock:
+            if self._closed:
+                return
             self._number += 1
             heapq.heappush(self._held, (held.reservation.begin, self._number, held))
             if not self._idle and self._free_slots:
@@ -300,20 +316,26 @@ class Throttle:
     def _work(self, slot: int) -> None:
         """The body of a thread: serve what is due, until there has been nothing for a while."""
         assert self._slots is not None, "the session serves through `around`"
-        assert self._serve is not None, "the session serves through `around`"
         place = self._slots.first + slot
         self._slots.enter(place)
         while (held := self._next(slot, place)) is not None:
             try:
-                answer = self._serve(held.opcode, held.caller, held.ino, held.view, held.end)
+                self._serve_held(held)
             finally:
                 self._slots.serving[place] = _ABSENT
-            take = held.take
-            assert take is not None, "what has begun is not cancelled"
-            if isinstance(answer, Later):
-                answer.begin(take)
-            elif answer is not None:
-                take(partial(_value, answer))
+                with self._lock:
+                    self._busy -= 1
+                    self._cond.notify_all()
+
+    def _serve_held(self, held: _HeldRequest) -> None:
+        assert self._serve is not None, "the session serves through `around`"
+        answer = self._serve(held.opcode, held.caller, held.ino, held.view, held.end)
+        take = held.take
+        assert take is not None, "what has begun is not cancelled"
+        if isinstance(answer, Later):
+            answer.begin(take)
+        elif answer is not None:
+            take(partial(_value, answer))
 
     def _next(self, slot: int, place: int) -> _HeldRequest | None:
         """The next request that is due, shown at `place`; None where the thread is to end."""
@@ -328,7 +350,7 @@ class Throttle:
                     due = self._held[0][0] if self._held else until
                     if self._held and due <= now:
                         break
-                    if not self._held and now >= until:
+                    if self._closed or (not self._held and now >= until):
                         self._free_slots.append(slot)
                         return None
                     self._cond.wait(max(0.0, due - now))
@@ -336,6 +358,7 @@ class Throttle:
                 self._idle -= 1
             _, _, held = heapq.heappop(self._held)
             held.is_begun = True
+            self._busy += 1
             (self._slots.serving[place],) = _unique(held.view)
             self._leaves(held)
             if self._held and not self._idle and self._free_slots:

@@ -247,3 +247,26 @@ def test_q2_streams_that_wait_hold_up_no_other_reader(embedded: Volume) -> None:
             assert process.stdout is not None
             process.stdout.close()
     embedded.end()
+
+
+def test_q2_a_mount_ends_while_requests_wait(served: Volume) -> None:
+    """SIGTERM: what has begun is stored, what has not is refused, and nothing waits for it."""
+    served.format()
+    mount = served.mount()
+    limit(served, "--path", "/", "--write", "64KiB")
+    in_force(mount)
+    programs = [
+        subprocess.Popen(
+            ["dd", "if=/dev/zero", f"of={mount.path}/f{number}", "bs=64k", "count=99"],
+            stderr=subprocess.PIPE,
+        )
+        for number in range(8)
+    ]
+    waiting(mount, 6)
+    os.kill(mount.pid, signal.SIGTERM)
+    wait_until("its end", 30.0, mount.has_ended)
+    for program in programs:
+        _, said = program.communicate(timeout=30)
+        assert program.returncode == 1
+        assert b"not connected" in said or b"abort" in said, said
+    served.end("in use: .*detaching it")
