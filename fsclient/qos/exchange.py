@@ -81,7 +81,8 @@ class LimitExchange:
     def turn(self) -> None:
         """Learn the limits and what others do, say what we do. Raises: StoreError."""
         if self._limiter.obey(rate_limits.all_limits(self._meta)):
-            log.info("rate limits: %d are in force", len(self._limiter.limits))
+            count = len(self._limiter.limits)
+            log.info("%d rate limits hold on this mount: see `slicefs qos list`", count)
             self._throttle.limits_changed()
         now = self._runtime.monotonic()
         seconds, self._asked_at = max(0.001, now - self._asked_at), now

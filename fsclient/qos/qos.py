@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 from fsclient.qos.exchange import LimitExchange
@@ -12,12 +13,15 @@ from fsmeta.meta.meta import Meta
 from fsmeta.rules.rate_limits import RateLimits
 from fsmeta.runtime import Runtime
 
+log = logging.getLogger(__name__)
+
 
 class Qos:
     """See the module. Threading: as its parts."""
 
     def __init__(self, meta: Meta, runtime: Runtime, mount: RateLimits) -> None:
         """`mount`: the limits of this mount alone."""
+        self._mount = mount
         self.limiter = RateLimiter(runtime, mount, partial(rate_limits.nodes_above, meta))
         self.throttle = Throttle(runtime, self.limiter)
         self.exchange = LimitExchange(meta, self.limiter, self.throttle, runtime)
@@ -25,6 +29,8 @@ class Qos:
 
     def start(self) -> None:
         """Learn the volume's limits, now and from now on."""
+        if any(self._mount):
+            log.info("this mount has rate limits of its own: %s", self._mount)
         self.exchange.start()
         self._is_started = True
 

@@ -18,7 +18,6 @@ LIMITS: Final = b"B"
 DEMANDS: Final = b"b"
 VOLUME: Final = b"v"  # the node of everything in a volume
 MOUNT: Final = b"m"  # of one mount; never stored
-RATE_MAX: Final = (1 << 63) - 1
 _LIMITS: Final = Struct(">QQQ")
 _DEMAND: Final = Struct(">QQQB")  # and which of the three were waited for
 _NODE_BYTES: Final = {VOLUME: 1, b"d": 9, b"u": 5, b"g": 5}

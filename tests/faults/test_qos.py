@@ -74,14 +74,21 @@ def test_q2_commands(embedded: Volume) -> None:
     succeed("qos", "delete", embedded.meta, "--path", "/d")
     for words, said in (
         (("delete", "--path", "/d"), "/d has no limit: see `slicefs qos list`"),
-        (("set", "--path", "/no", "--ops", "1"), "--path /no: no such name in the volume"),
+        (("set", "--path", "/no", "--ops", "10"), "--path /no: no such name in the volume"),
         (("set", "--uid", "1"), "name a limit"),
         (("set", "--uid", "1", "--read", "10"), "at least 64KiB a second"),
-        (("set", "--ops", "1"), "name one of --path DIR, --uid USER and --gid GROUP"),
+        (("set", "--uid", "1", "--ops", "1k"), "a whole number from 10 on"),
+        (("set", "--ops", "10"), "name one of --path DIR, --uid USER and --gid GROUP"),
     ):
         done = slicefs("qos", words[0], embedded.meta, *words[1:])
         assert done.code in (1, 2), done
         assert said in done.err
+    (mount.path / "gone").mkdir()
+    limit(embedded, "--path", "/gone", "--ops", "10")
+    (mount.path / "gone").rmdir()
+    listed = json.loads(succeed("qos", "list", embedded.meta, "--json"))["limits"]
+    (gone,) = [each for each in listed if each["type"] == "directory"]
+    succeed("qos", "delete", embedded.meta, "--path", gone["path"])
     dumped = embedded.base / "dump"
     succeed("dump", embedded.meta, dumped)
     other = f"sqlite://{embedded.base}/other.db"

@@ -7,8 +7,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from fsclient.cli.options.options import rate
-from fsmeta.rules.rate_limits import RATE_MAX, RateLimits
+from fsclient.cli.options.options import rate, requests
+from fsmeta.rules.rate_limits import RateLimits
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -27,8 +27,9 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--ops-limit",
-        type=click.IntRange(0, RATE_MAX),
+        type=requests,
         default=0,
+        metavar="N",
         help="Requests a second that programs may make.",
     ),
 )

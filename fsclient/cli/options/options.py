@@ -19,6 +19,8 @@ Completion: TypeAlias = "list[CompletionItem]"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 META_WAIT_S: Final = 5.0  # a metadata store that is away is reported by commands, not waited for
 RATE_MIN: Final = 64 << 10  # bytes a second: below it a block takes longer than a minute
+REQUESTS_MIN: Final = 10  # a second: with fewer a listing takes minutes
+REQUESTS_MAX: Final = 1_000_000_000
 BARE_MIN: Final = 1 << 20  # a limit below 1 MiB says that it is in bytes
 WAIT_MS: Final = 1000  # of --redis-wait; a replica that lives needs less than one
 
@@ -46,6 +48,17 @@ def rate(text: str | int) -> int:
     found = size(text)
     if 0 < found < RATE_MIN:
         raise click.BadParameter(f"{text!r}: at least 64KiB a second; write a unit, as in 100MiB")
+    return found
+
+
+def requests(text: str | int) -> int:
+    """Requests a second."""
+    try:
+        found = int(text)
+    except ValueError:
+        found = -1
+    if found < 0 or 0 < found < REQUESTS_MIN or found > REQUESTS_MAX:
+        raise click.BadParameter(f"{text!r}: a whole number from {REQUESTS_MIN} on, or 0: no limit")
     return found
 
 

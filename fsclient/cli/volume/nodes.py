@@ -94,7 +94,10 @@ def _dir_node(meta: Meta, path: str, root: bytes | None) -> bytes:
         try:
             attr = meta.lookup(ROOT_CALLER, ino, name)
         except OSError as error:
-            raise ConfigError(f"--path {path}: {error.strerror or error} in the volume") from error
+            said = error.strerror or error
+            raise ConfigError(
+                f"--path {path}: {said} in the volume (its root is /, wherever it is mounted)"
+            ) from error
         if attr.type is not FileType.DIR:
             raise ConfigError(
                 f"--path {path}: {os.fsdecode(name)} is no directory; limit one, a user or a group"

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from fsclient.cli.options.examples import examples
-from fsclient.cli.options.options import rate
+from fsclient.cli.options.options import rate, requests
 from fsclient.cli.options.tell import tell
 from fsclient.cli.volume.nodes import Target, node_of, opened, target_options
 from fsclient.volume.quota_names import described, titles
@@ -16,7 +16,7 @@ from fsmeta.admin import rate_limits
 from fsmeta.admin.rate_limits import RateLimitChange
 from fsmeta.errors import ConfigError
 from fsmeta.meta.meta import Meta
-from fsmeta.rules.rate_limits import RATE_MAX, VOLUME, RateLimits
+from fsmeta.rules.rate_limits import VOLUME, RateLimits
 
 _HEAD: Final = ("LIMIT OF", "READ/S", "WRITE/S", "OPS/S")
 
@@ -48,7 +48,12 @@ def qos() -> None:
 @target_options
 @click.option("--read", type=rate, metavar="SIZE", help="Bytes a second to read; 0: no limit.")
 @click.option("--write", type=rate, metavar="SIZE", help="Bytes a second to write; 0: no limit.")
-@click.option("--ops", type=click.IntRange(0, RATE_MAX), help="Requests a second; 0: no limit.")
+@click.option(
+    "--ops",
+    type=requests,
+    metavar="N",
+    help="Requests a second; a create is about five, an open one or none; 0: no limit.",
+)
 def set_(
     meta: str,
     target: Target,
@@ -59,7 +64,8 @@ def set_(
 ) -> None:
     """Limit a user, a group or a directory of the volume in META.
 
-    A limit that is not named stays as it is.
+    SIZE is bytes a second, as 100MiB. A group is the effective group of a process, not one of its
+    other groups. A limit that is not named stays as it is.
     """
     if read is None and write is None and ops is None:
         raise click.UsageError("name a limit: --read SIZE, --write SIZE or --ops N")
@@ -110,7 +116,7 @@ def list_(meta: str, as_json_: bool) -> None:
 def delete(meta: str, target: Target, as_json_: bool) -> None:
     """Remove all limits of a user, a group or a directory."""
     with opened(meta) as volume:
-        node = node_of(volume, target, VOLUME)
+        node = _removed_dir(volume, target) or node_of(volume, target, VOLUME)
         name = _titles(volume, [node])[node]
         if not rate_limits.delete_limits(volume, node):
             raise ConfigError(f"{name} has no limit: see `slicefs qos list`")
@@ -118,6 +124,13 @@ def delete(meta: str, target: Target, as_json_: bool) -> None:
             tell({"deleted": name}, meta=meta)
         else:
             click.echo(f"{name} has no limit any more")
+
+
+def _removed_dir(meta: Meta, target: Target) -> bytes | None:
+    """A directory that is not there any more, named as `list` does."""
+    names = _titles(meta, list(rate_limits.all_limits(meta)))
+    found = [node for node, name in names.items() if name == target.path]
+    return found[0] if len(found) == 1 else None
 
 
 def _print_one(meta: Meta, node: bytes, limits: RateLimits, url: str | None) -> None:
