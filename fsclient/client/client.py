@@ -40,6 +40,7 @@ from fsmeta.errors import StoreError, StoreRolledBack
 from fsmeta.meta.meta import Meta
 from fsmeta.runtime import Runtime, Thread
 from fsmeta.store.contract import Store
+from fsmeta.types import Ino
 from fsmeta.writeback.staged_store import StagedStore
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class MountClient:
         stored, every_s = layers.stack.store, self.options.backup_meta_s
         self.backups = Backups(self.meta, stored, runtime, every_s, layers.sealer)
         self._backup_thread: Thread | None = None
-        self.qos = Qos(self.meta, runtime, self.options.rate_limits)
+        self.qos = Qos(self.meta, runtime, self.options.rate_limits, self._is_direct)
         self._backup_stop = runtime.event()
         retrying, beat_s = layers.stack.retrying, self.options.heartbeat_s
         health = MountHealth(runtime, self.vfs, self.background, self.objects, retrying, beat_s)
@@ -96,6 +97,11 @@ class MountClient:
         if self.writeback is not None:
             self._hold_back(self.writeback)
         self._show()
+
+    def _is_direct(self, ino: int) -> bool:
+        """Whether some handle of an open file goes past the kernel's pages."""
+        file = self.vfs.files.get(Ino(ino))
+        return file is not None and file.direct > 0
 
     def _make_meta(self, store: Store) -> Meta:
         """The metadata, as this client changes them."""

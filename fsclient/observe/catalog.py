@@ -94,7 +94,6 @@ _HELP: Final[Mapping[str, str]] = {
     "qos_limits": "Rate limits that this mount keeps to.",
     "qos_requests_held": "Requests that wait for a rate limit.",
     "qos_requests_delayed_total": "Requests that had to wait for a rate limit.",
-    "qos_delay_seconds_total": "Seconds that requests had to wait for rate limits.",
     "sessions": "Clients of the volume, when the HTTP endpoint last asked.",
     "read_only": "1 since corrupt metadata was found, or the store went back to an older state.",
     "idle_polling": "1 while idle processors poll for work.",

@@ -18,7 +18,7 @@ from fsclient.qos.fair_share import fair_share, need_of
 from fsclient.qos.limiter import RateLimiter
 from fsclient.qos.throttle import Throttle
 from fsmeta.admin import rate_limits
-from fsmeta.errors import StoreError
+from fsmeta.errors import Corrupt, StoreError
 from fsmeta.meta.meta import Meta
 from fsmeta.rules.rate_limits import Demand, unpack_demands
 from fsmeta.runtime import Runtime, Thread, spawn_lasting
@@ -45,6 +45,7 @@ class LimitExchange:
         self._stop = runtime.event()
         self._thread: Thread | None = None
         self._beat = 0
+        self._left_out = 0  # limits
         self._said = False  # whether the store has demands of ours
         self._asked_at = runtime.monotonic()
         self._heard: dict[bytes, tuple[bytes, float]] = {}  # what each session said, and since when
@@ -80,7 +81,12 @@ class LimitExchange:
 
     def turn(self) -> None:
         """Learn the limits and what others do, say what we do. Raises: StoreError."""
-        if self._limiter.obey(rate_limits.all_limits(self._meta)):
+        limits, others = rate_limits.read_limits(self._meta)
+        if len(others) != self._left_out:
+            for error in others:
+                log.warning("a rate limit that this version does not know is left out: %s", error)
+            self._left_out = len(others)
+        if self._limiter.obey(limits):
             count = len(self._limiter.limits)
             log.info("%d rate limits hold on this mount: see `slicefs qos list`", count)
             self._throttle.limits_changed()
@@ -91,6 +97,7 @@ class LimitExchange:
             self._say(demands)
         if self._limiter.active:
             self._divide(self._others(now))
+            self._throttle.look()
 
     def _say(self, demands: dict[bytes, Demand]) -> None:
         session = self._meta.session
@@ -115,8 +122,11 @@ class LimitExchange:
                 continue
             if now - heard[each][1] > forget_s:
                 rate_limits.forget_demands(self._meta, each, value)
-            else:
+                continue
+            try:
                 found.append(unpack_demands(each, value))
+            except Corrupt as error:
+                log.debug("of session %s: %s", each.hex(), error)
         self._heard = heard
         return found
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from fsclient.qos.exchange import LimitExchange
 from fsclient.qos.limiter import RateLimiter
-from fsclient.qos.throttle import Throttle
+from fsclient.qos.throttle import Throttle, not_direct
 from fsmeta.admin import rate_limits
 from fsmeta.meta.meta import Meta
 from fsmeta.rules.rate_limits import RateLimits
@@ -19,11 +20,17 @@ log = logging.getLogger(__name__)
 class Qos:
     """See the module. Threading: as its parts."""
 
-    def __init__(self, meta: Meta, runtime: Runtime, mount: RateLimits) -> None:
-        """`mount`: the limits of this mount alone."""
+    def __init__(
+        self,
+        meta: Meta,
+        runtime: Runtime,
+        mount: RateLimits,
+        is_direct: Callable[[int], bool] = not_direct,
+    ) -> None:
+        """`mount`: the limits of this mount alone. `is_direct`: see `Throttle`."""
         self._mount = mount
         self.limiter = RateLimiter(runtime, mount, partial(rate_limits.nodes_above, meta))
-        self.throttle = Throttle(runtime, self.limiter)
+        self.throttle = Throttle(runtime, self.limiter, is_direct)
         self.exchange = LimitExchange(meta, self.limiter, self.throttle, runtime)
         self._is_started = False
 

@@ -8,16 +8,21 @@ Threading: functions only, from any thread.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from fsmeta.errors import Corrupt
 from fsmeta.meta.meta import Meta
 from fsmeta.rules import quota, rate_limits
 from fsmeta.rules.rate_limits import DEMANDS, LIMITS, NO_LIMITS, Demand, RateLimits
 from fsmeta.schema import keys
 from fsmeta.schema.inode import ATTR_PARENT_AT
 from fsmeta.schema.scan import fields_of
+from fsmeta.schema.snapshot_inos import SEALED_INO
 from fsmeta.txn.txn import Txn
 from fsmeta.types import NO_PARENT, ROOT_INO, Ino, SessionId
+
+NAMES_MAX: Final = 8  # of one inode
+DEPTH_MAX: Final = 10_000
 
 
 class RateLimitChange(NamedTuple):
@@ -68,9 +73,19 @@ def delete_limits(meta: Meta, node: bytes) -> bool:
 
 def all_limits(meta: Meta) -> dict[bytes, RateLimits]:
     """The limits of all nodes that have some."""
-    return {
-        node: rate_limits.unpack_limits(node, value) for node, value in _table(meta, LIMITS).items()
-    }
+    return read_limits(meta)[0]
+
+
+def read_limits(meta: Meta) -> tuple[dict[bytes, RateLimits], list[Corrupt]]:
+    """The same, and what is left out: damaged, or of a later version."""
+    found: dict[bytes, RateLimits] = {}
+    others: list[Corrupt] = []
+    for node, value in _table(meta, LIMITS).items():
+        try:
+            found[node] = rate_limits.unpack_limits(node, value)
+        except Corrupt as error:
+            others.append(error)
+    return found, others
 
 
 def all_demands(meta: Meta) -> dict[bytes, bytes]:
@@ -101,25 +116,43 @@ def forget_demands(meta: Meta, session: bytes, said: bytes) -> None:
     meta.transactor.run(verb)
 
 
-def nodes_above(meta: Meta, ino: Ino) -> list[bytes]:
+def nodes_above(meta: Meta, ino: Ino) -> list[bytes] | None:
     """The nodes of the directories that a file or directory is in, itself included; without the
-    root. Of a file with several names those above the oldest of its directories."""
+    root. Of a file with several names those above each of them, as far as NAMES_MAX.
+
+    None where it has no name, or none below the root.
+    """
     return meta.transactor.view(partial(_nodes_above, ino=ino))
 
 
-def _nodes_above(txn: Txn, ino: Ino) -> list[bytes]:
-    row = keys.inode_row(ino)
-    stable = txn.read_unvalidated(row, keys.ATTR_FIELD)
-    if stable is None or ino == ROOT_INO:
-        return []
-    parent = keys.id_of(stable[ATTR_PARENT_AT : ATTR_PARENT_AT + 8])
-    if parent == NO_PARENT:
-        fields = txn.get_inodes([row])[0].fields
-        parents = [keys.id_of(field) for field in fields if field[:1] == b"p" and len(field) == 9]
-        if not parents:
-            return []  # it has no name
-        parent = min(parents)
-    return [quota.dir_node(ino), *quota.above(txn, Ino(parent))]
+def _nodes_above(txn: Txn, ino: Ino) -> list[bytes] | None:
+    parents = [ino]
+    if ino != ROOT_INO and _parent(txn, ino) == NO_PARENT:
+        fields = txn.get_inodes([keys.inode_row(ino)])[0].fields
+        parents = [
+            Ino(keys.id_of(field)) for field in fields if field[:1] == b"p" and len(field) == 9
+        ][:NAMES_MAX]
+    chains = [chain for each in parents if (chain := _chain(txn, each)) is not None]
+    return [*dict.fromkeys(node for chain in chains for node in chain)] if chains else None
+
+
+def _chain(txn: Txn, ino: Ino) -> list[bytes] | None:
+    """From an inode up to the root, without that; None where it is not below it."""
+    nodes: list[bytes] = []
+    while ino != ROOT_INO:
+        parent = _parent(txn, ino)
+        if parent is None or not NO_PARENT < parent < SEALED_INO or len(nodes) > DEPTH_MAX:
+            return None
+        nodes.append(quota.dir_node(ino))
+        ino = parent
+    return nodes
+
+
+def _parent(txn: Txn, ino: Ino) -> Ino | None:
+    stable = txn.read_unvalidated(keys.inode_row(ino), keys.ATTR_FIELD)
+    if stable is None:
+        return None
+    return Ino(keys.id_of(stable[ATTR_PARENT_AT : ATTR_PARENT_AT + 8]))
 
 
 def _table(meta: Meta, row: bytes) -> dict[bytes, bytes]:

@@ -277,3 +277,93 @@ def test_q2_a_mount_ends_while_requests_wait(served: Volume) -> None:
         assert program.returncode == 1
         assert b"not connected" in said or b"abort" in said, said
     served.end("in use: .*detaching it")
+
+
+MANY_WRITERS = """
+import os, sys, threading
+
+def write(number):
+    fd = os.open(f"{sys.argv[1]}/many{number}", os.O_CREAT | os.O_WRONLY)
+    for block in range(100):
+        os.pwrite(fd, b"x" * (1 << 20), block << 20)
+
+for number in range(120):
+    threading.Thread(target=write, args=(number,)).start()
+"""
+
+
+def test_q2_more_waits_than_there_is_memory_for(embedded: Volume) -> None:
+    """Copies of requests take 64 MiB; the mount serves others all the same."""
+    embedded.format()
+    mount = embedded.mount()
+    (mount.path / "slow").mkdir()
+    (mount.path / "slow").chmod(0o777)
+    limit(embedded, "--uid", "1234", "--write", "64KiB")
+    in_force(mount)
+    script = [*USER, sys.executable, "-c", MANY_WRITERS, str(mount.path / "slow")]
+    with subprocess.Popen(script, stderr=subprocess.PIPE) as program:
+        try:
+            waiting(mount, 60)
+            time.sleep(2.0)
+            begun = time.monotonic()
+            for number in range(20):
+                (mount.path / f"file{number}").write_bytes(b"x" * 4096)
+                assert (mount.path / f"file{number}").stat().st_size == 4096
+            assert time.monotonic() - begun < 20
+            assert mount.memory() < 400 * MIB
+        finally:
+            program.kill()
+        assert program.wait(20) < 0
+        assert program.stderr is not None
+        assert program.stderr.read() == b"", "Python repeats what ends with EINTR"
+    embedded.end()
+
+
+MAPPED = """
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+os.ftruncate(fd, 64 << 20)
+with mmap.mmap(fd, 64 << 20) as pages:
+    pages[:] = bytes([1]) * (64 << 20)
+    pages.flush()
+"""
+
+
+def test_q2_mapped_writes_leave_little_behind(embedded: Volume) -> None:
+    """The kernel writes them back in its own time, so they are limited in part."""
+    embedded.format()
+    mount = embedded.mount()
+    limit(embedded, "--path", "/", "--write", "1MiB")
+    in_force(mount)
+    subprocess.run([sys.executable, "-c", MAPPED, str(mount.path / "map")], check=True, timeout=120)
+    begun = time.monotonic()
+    (mount.path / "other").write_bytes(b"x" * 4096)
+    assert time.monotonic() - begun < 30
+    limit(embedded, "--path", "/", "--write", "0")
+    assert (mount.path / "map").read_bytes() == bytes([1]) * (64 << 20)
+    embedded.end()
+
+
+def test_q2_a_directory_that_waits_is_there_for_others(embedded: Volume) -> None:
+    embedded.format()
+    mount = embedded.mount()
+    (mount.path / "shared").mkdir()
+    (mount.path / "shared").chmod(0o777)
+    limit(embedded, "--uid", "1234", "--ops", "10")
+    in_force(mount)
+    script = "import os, sys\nfor n in range(10_000): os.mkdir(f'{sys.argv[1]}.{n}')"
+    slow = [
+        subprocess.Popen([*USER, sys.executable, "-c", script, f"{mount.path}/shared/{number}"])
+        for number in range(12)
+    ]
+    try:
+        waiting(mount)
+        begun = time.monotonic()
+        (mount.path / "shared" / "other").mkdir()
+        assert time.monotonic() - begun < 20, "each of the twelve may hold the lock for 5 s"
+    finally:
+        for process in slow:
+            process.kill()
+        for process in slow:
+            process.wait(30)
+    embedded.end()

@@ -44,7 +44,8 @@ from fsclient.fuse.wire import abi
 from fsclient.fuse.wire.parse import BODY
 from fsclient.fuse.wire.protocol import KERNEL_MAJOR, Init, Opcode
 from fsclient.kernel.contract import FileSystem, Notifier, QuickAnswers
-from fsclient.qos.throttle import PAGES_MINOR, THREADS_MAX, Slots, Throttle
+from fsclient.qos.kinds import PAGES_MINOR
+from fsclient.qos.throttle import THREADS_MAX, Slots, Throttle
 from fsmeta.errors import ConfigError, Corrupt
 from fsmeta.runtime import Runtime
 from fsmeta.types import ROOT_INO, Caller, Ino

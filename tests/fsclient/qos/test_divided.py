@@ -14,15 +14,16 @@ from fsclient.fuse.wire.protocol import Opcode
 from fsclient.kernel.later import Later
 from fsclient.qos.exchange import EXCHANGE_S, FORGET_S, LOOK_S
 from fsclient.qos.qos import Qos
-from fsclient.qos.throttle import THREADS_MAX, Slots
+from fsclient.qos.throttle import PATIENCE_S, THREADS_MAX, Slots
 from fsmeta.admin import rate_limits
 from fsmeta.admin.rate_limits import RateLimitChange
 from fsmeta.meta.meta import Meta
 from fsmeta.ops.names.rename import DentryLocation
 from fsmeta.rules import quota
-from fsmeta.rules.rate_limits import NO_LIMITS, VOLUME, RateLimits
+from fsmeta.rules.rate_limits import DEMANDS, LIMITS, NO_LIMITS, VOLUME, RateLimits
 from fsmeta.store.mem import MemBackend, MemStore
 from fsmeta.types import ROOT_CALLER, ROOT_INO, Caller, Ino
+from tests.conftest import LogWatch
 from tests.fsmeta.engines import make_volume
 from tests.sim.world.harness import simulate
 from tests.sim.world.scheduler import SimRuntime
@@ -33,11 +34,10 @@ USER = Caller(1000, 100, (), 1, True)
 OTHER = Caller(1001, 100, (), 2, True)
 
 
-def request(opcode: Opcode, size: int = WRITE_BYTES) -> memoryview:
+def request(size: int = WRITE_BYTES) -> memoryview:
     """A request with its header, as far as limits look at it."""
     view = memoryview(bytearray(BODY + abi.WRITE_IN.size))
     view[BODY + 16 : BODY + 20] = size.to_bytes(4, "little")
-    del opcode
     return view
 
 
@@ -56,27 +56,40 @@ class SimMount:
         self.serve = self.qos.throttle.around(self._served, slots, ROOT_INO)
         self.qos.start()
 
-    def _served(
-        self, opcode: int, caller: Caller, _ino: int, _view: memoryview, _end: int
-    ) -> bytes:
-        self.done[caller.uid] += WRITE_BYTES if opcode == Opcode.WRITE else 1
-        return b""
+    def _served(self, opcode: int, caller: Caller, _ino: int, view: memoryview, _end: int) -> bytes:
+        size = int.from_bytes(view[BODY + 16 : BODY + 20], "little")
+        self.done[caller.uid] += size if opcode == Opcode.WRITE else 1
+        return bytes(8)
 
-    def call(self, caller: Caller, ino: Ino = ROOT_INO, opcode: Opcode = Opcode.WRITE) -> None:
-        """One request, to its end."""
-        view = request(opcode)
+    def call(
+        self,
+        caller: Caller,
+        ino: Ino = ROOT_INO,
+        opcode: Opcode = Opcode.WRITE,
+        size: int = WRITE_BYTES,
+    ) -> float:
+        """One request, to its end; how long it took."""
+        view, begun = request(size), self.sim.monotonic()
         answer = self.serve(opcode, caller, ino, view, len(view))
         if isinstance(answer, Later):
             came = self.sim.event()
             answer.begin(lambda _outcome: came.set())
             came.wait()
+        return self.sim.monotonic() - begun
 
-    def write(self, caller: Caller, ino: Ino = ROOT_INO, pause_s: float = 0.0) -> None:
+    def write(
+        self,
+        caller: Caller,
+        ino: Ino = ROOT_INO,
+        pause_s: float = 0.0,
+        size: int = WRITE_BYTES,
+        opcode: Opcode = Opcode.WRITE,
+    ) -> None:
         """Start a program that writes and writes."""
 
         def body() -> None:
             while not self.ended:
-                self.call(caller, ino)
+                self.call(caller, ino, opcode, size)
                 self.sim.sleep(max(pause_s, 0.001))
 
         self.sim.spawn("program", body)
@@ -233,8 +246,8 @@ def test_q2_threads_end_and_requests_keep_their_order() -> None:
         limit(mount, VOLUME, ops=10)
         order: list[int] = []
         for number in range(100):
-            view = request(Opcode.MKDIR)
-            answer = mount.serve(Opcode.MKDIR, USER, ROOT_INO, view, len(view))
+            view = request()
+            answer = mount.serve(Opcode.GETATTR, USER, ROOT_INO, view, len(view))
             if isinstance(answer, Later):
                 answer.begin(partial(lambda note, _outcome: order.append(note), number))
             else:
@@ -244,5 +257,116 @@ def test_q2_threads_end_and_requests_keep_their_order() -> None:
         assert mount.qos.throttle.numbers()["qos_requests_held"] == 0
         sim.sleep(60)
         assert len(mount.qos.throttle._free_slots) == THREADS_MAX
+
+    run(0, body)
+
+
+@pytest.mark.parametrize(("writers", "limited"), [(1, 128 << 10), (100, MIB)])
+def test_q2_large_requests_and_many_of_them(writers: int, limited: int) -> None:
+    """A mount all of whose requests wait for long has its part all the same, and no more."""
+
+    def body(sim: SimRuntime, backend: MemBackend) -> None:
+        mounts = [SimMount(sim, backend) for _ in range(4)]
+        limit(mounts[0], VOLUME, write=limited)
+        for mount in mounts:
+            for _ in range(writers):
+                mount.write(USER, size=MIB)
+        sim.sleep(60)  # each has begun with a request of eight seconds
+        assert rate_of(mounts, 300) == pytest.approx(limited, rel=0.1)
+        for mount in mounts:
+            mount.ended = True
+        sim.sleep(1)
+
+    run(0, body)
+
+
+def test_q2_a_limit_that_is_raised() -> None:
+    """What was owed under the old one is made good at the new rate."""
+
+    def body(sim: SimRuntime, backend: MemBackend) -> None:
+        mount = SimMount(sim, backend)
+        limit(mount, VOLUME, write=64 << 10)
+        for _ in range(50):
+            mount.write(USER, size=MIB)
+        sim.sleep(5)
+        limit(mount, VOLUME, write=100 * MIB)
+        sim.sleep(2)
+        assert mount.call(USER) < 2.0
+        mount.ended = True
+        sim.sleep(1)
+
+    run(0, body)
+
+
+def test_q2_a_narrow_limit_leaves_the_wide_one_to_others() -> None:
+    def body(sim: SimRuntime, backend: MemBackend) -> None:
+        mount = SimMount(sim, backend)
+        limit(mount, VOLUME, write=10 * MIB)
+        limit(mount, quota.user_node(USER.uid), write=64 << 10)
+        for _ in range(500):
+            mount.write(USER, size=MIB)
+        sim.sleep(1)
+        assert mount.call(OTHER) < 1.0
+        mount.write(OTHER)
+        sim.sleep(2)
+        assert rate_of([mount], 20, OTHER.uid) == pytest.approx(10 * MIB, rel=0.06)
+        mount.ended = True
+        sim.sleep(1)
+
+    run(0, body)
+
+
+def test_q2_a_file_that_has_lost_its_directory() -> None:
+    """It comes under the limits of the one it was made in."""
+
+    def body(sim: SimRuntime, backend: MemBackend) -> None:
+        mount = SimMount(sim, backend)
+        meta = mount.meta
+        top = meta.create(ROOT_CALLER, ROOT_INO, b"top", 0o40755).ino
+        limit(mount, quota.dir_node(top), write=MIB)
+        sub = meta.create(ROOT_CALLER, top, b"sub", 0o40755).ino
+        file = meta.create(ROOT_CALLER, sub, b"file", 0o100644).ino
+        mount.qos.limiter.made_in(file, sub)  # as the answer to CREATE tells
+        meta.unlink(ROOT_CALLER, sub, b"file")
+        meta.rmdir(ROOT_CALLER, top, b"sub")
+        mount.write(USER, file)
+        sim.sleep(10)
+        assert rate_of([mount], 20) == pytest.approx(MIB, rel=0.06)
+        mount.ended = True
+        sim.sleep(1)
+
+    run(0, body)
+
+
+def test_q2_names_wait_for_some_seconds_only() -> None:
+    """The kernel holds the lock of the directory meanwhile."""
+
+    def body(sim: SimRuntime, backend: MemBackend) -> None:
+        mount = SimMount(sim, backend)
+        limit(mount, quota.user_node(USER.uid), ops=10)
+        for _ in range(200):
+            mount.write(USER, opcode=Opcode.GETATTR)
+        sim.sleep(10)
+        took = mount.call(USER, opcode=Opcode.MKDIR)
+        assert took == pytest.approx(PATIENCE_S, abs=0.1)
+        mount.ended = True
+        sim.sleep(1)
+
+    run(0, body)
+
+
+def test_q2_what_a_later_version_has_stored(log_watch: LogWatch) -> None:
+    log_watch.expect("that this version does not know is left out")
+
+    def body(sim: SimRuntime, backend: MemBackend) -> None:
+        mount = SimMount(sim, backend)
+        mount.meta.transactor.run(lambda txn: txn.put(LIMITS, b"zone", b"?"))
+        mount.meta.transactor.run(lambda txn: txn.put(DEMANDS, bytes(8), b"?"))
+        limit(mount, VOLUME, write=MIB)
+        mount.write(USER)
+        sim.sleep(2)
+        assert rate_of([mount], 10) == pytest.approx(MIB, rel=0.06)
+        mount.ended = True
+        sim.sleep(1)
 
     run(0, body)
