@@ -41,6 +41,7 @@ THREADS_MAX: Final = 16
 HELD_BYTES_MAX: Final = 64 << 20  # of copies; beyond, a large write ends with EINTR after AGAIN_S
 AGAIN_S: Final = 1.0
 LARGE_BYTES: Final = 4096
+CLOSE_S: Final = 10.0  # how long requests under way may take when the session has ended
 LEAVE_S: Final = 10.0  # a thread that has served nothing for so long ends
 BACKGROUND_MAX: Final = 24  # requests that wait while no program waits for them by itself
 PATIENCE_S: Final = 5.0  # of requests for which others wait in the kernel
@@ -80,6 +81,7 @@ class _HeldRequest:
         "end",
         "ino",
         "is_begun",
+        "is_late",
         "is_whole",
         "keys",
         "kind",
@@ -106,6 +108,7 @@ class _HeldRequest:
         self.is_whole = True  # there is a copy of it
         self.take: Take[Answer | int] | None = None  # None: not known yet, or it was cancelled
         self.is_begun = False
+        self.is_late = False  # it waited until `until`
 
 
 class Throttle:
@@ -214,18 +217,18 @@ class Throttle:
                 self._cond.notify_all()
 
     def close(self) -> None:
-        """The session has ended: drop what has not begun, and return when the rest is done.
-
-        The programs learn of it when the kernel does.
+        """The session has ended: drop what has not begun, and return when the rest is done, or does
+        not end. The programs learn of it when the kernel does.
         """
+        give_up_at = self._clock() + CLOSE_S
         with self._lock:
             self._closed = True
             self._queues.clear()
             self._impatient.clear()
             self._count = 0
             self._cond.notify_all()
-            while self._busy:
-                self._cond.wait()
+            while self._busy and (left_s := give_up_at - self._clock()) > 0:
+                self._cond.wait(left_s)
 
     # --- what waits ------------------------------------------------------------------------------
 
@@ -325,11 +328,13 @@ class Throttle:
 
     def _begins(self, held: _HeldRequest, now: float) -> bool:
         """Whether it begins; what it costs is taken then. The caller holds the lock."""
-        if now < held.until:
+        is_late = now >= held.until
+        if held.is_whole and not is_late:
             if self._limiter.begin(held.keys, held.cost, now) > now:
                 return False
         elif held.is_whole and not self._is_refused(held):
             self._limiter.begin_out_of_turn(held.keys, held.cost, now)
+        held.is_late = is_late
         held.is_begun = True
         self._leaves(held)
         return True
@@ -356,7 +361,7 @@ class Throttle:
         assert held.take is not None, "what has begun is not cancelled"
         if not held.is_whole:
             held.take(lambda: errno.EINTR)
-        elif self._clock() >= held.until and self._is_refused(held):
+        elif held.is_late and self._is_refused(held):
             held.take(lambda: errno.EAGAIN)
         else:
             answer = self._serve(held.opcode, held.caller, held.ino, held.view, held.end)
