@@ -37,6 +37,18 @@ from fsmeta.types import ROOT_INO, Ino
 from fsmeta.user_namespace import own_namespace
 
 log = logging.getLogger(__name__)
+_NO_REQUEST: Final = os.strerror(errno.ENOENT)
+
+
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether what pyfuse3 logs is worth a line in the log of the mount.
+
+    An answer that the kernel refuses with ENOENT is not: the mount is gone, and with it what waited
+    for the answer. It happens to RELEASE, for which no program waits, while a mount ends.
+    """
+    text = record.getMessage()
+    return not ("fuse_reply_* failed" in text and text.endswith(_NO_REQUEST))
+
 
 T = TypeVar("T")
 TASKS_MAX: Final = 256  # requests at once; those that wait for no store need no thread
@@ -67,6 +79,7 @@ class Pyfuse3Session:
     ) -> None:
         """Raises: ConfigError where pyfuse3 is missing."""
         self._binding: Binding = load()
+        logging.getLogger("pyfuse3").addFilter(is_worth_a_line)
         self._mounted = mounted
         self._fs = fs
         self._runtime = runtime
