@@ -32,17 +32,14 @@ class Qos:
         self.limiter = RateLimiter(runtime, mount, partial(rate_limits.nodes_above, meta))
         self.throttle = Throttle(runtime, self.limiter, is_direct)
         self.exchange = LimitExchange(meta, self.limiter, self.throttle, runtime)
-        self._is_started = False
 
     def start(self) -> None:
         """Learn the volume's limits, now and from now on."""
         if any(self._mount):
             log.info("this mount has rate limits of its own: %s", self._mount)
         self.exchange.start()
-        self._is_started = True
 
     def stop(self) -> None:
         """The session has ended: leave the volume's limits to other mounts."""
         self.throttle.close()
-        if self._is_started:
-            self.exchange.stop()
+        self.exchange.stop()

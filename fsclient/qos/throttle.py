@@ -76,6 +76,7 @@ class _HeldRequest:
     """A request that waits."""
 
     __slots__ = (
+        "about",
         "caller",
         "cost",
         "end",
@@ -102,6 +103,7 @@ class _HeldRequest:
         self.end = end
         self.cost = cost
         self.keys: LimitKeys = ()
+        self.about = ROOT_INO  # `ino`, as the volume calls it
         self.kind = RequestKind.PROGRAM
         self.number = 0  # in the order of arrival
         self.until = inf  # it waits no longer
@@ -184,7 +186,7 @@ class Throttle:
             keys = limiter.limits_of(payer, about, cost)
             if keys:
                 held = _HeldRequest(opcode, caller, ino, view, end, cost)
-                held.keys = keys
+                held.keys, held.about = keys, about
                 waits = self._must_wait(held)
                 if waits is not None:
                     return waits
@@ -365,7 +367,7 @@ class Throttle:
             held.take(lambda: errno.EAGAIN)
         else:
             answer = self._serve(held.opcode, held.caller, held.ino, held.view, held.end)
-            self._note(held.opcode, Ino(held.ino), answer)
+            self._note(held.opcode, held.about, answer)
             if isinstance(answer, Later):
                 answer.begin(held.take)
             elif answer is not None:

@@ -6,7 +6,7 @@ import functools
 import grp
 import os
 import pwd
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -60,6 +60,14 @@ def opened(url: str) -> Iterator[Meta]:
         yield meta
     finally:
         store.close()
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Rows of cells, the first one at the left and the others at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
+        click.echo("  ".join((first.ljust(widths[0]), *cells)))
 
 
 def node_of(meta: Meta, target: Target, root: bytes | None = None) -> bytes:

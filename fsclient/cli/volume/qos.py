@@ -9,7 +9,7 @@ import click
 from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import rate, requests
 from fsclient.cli.options.tell import tell
-from fsclient.cli.volume.nodes import Target, node_of, opened, target_options
+from fsclient.cli.volume.nodes import Target, node_of, opened, print_table, target_options
 from fsclient.volume.quota_names import described, titles
 from fsclient.volume.units import format_size
 from fsmeta.admin import rate_limits
@@ -147,11 +147,7 @@ def _print(meta: Meta, found: dict[bytes, RateLimits], url: str | None) -> None:
     if url is not None:
         tell({"limits": [_as_json(node, found[node], names[node]) for node in nodes]}, meta=url)
         return
-    rows = [_HEAD, *(_row(names[node], found[node]) for node in nodes)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
-    for first, *others in rows:
-        cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
-        click.echo("  ".join((first.ljust(widths[0]), *cells)))
+    print_table([_HEAD, *(_row(names[node], found[node]) for node in nodes)])
 
 
 def _titles(meta: Meta, nodes: list[bytes]) -> dict[bytes, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -13,7 +13,7 @@ from fsclient.cli.options.examples import examples
 from fsclient.cli.options.options import capacity_size
 from fsclient.cli.options.progress import ProgressLine, bar
 from fsclient.cli.options.tell import tell
-from fsclient.cli.volume.nodes import Target, node_of, opened, target_options
+from fsclient.cli.volume.nodes import Target, node_of, opened, print_table, target_options
 from fsclient.volume.quota_names import as_json, fullness, titles
 from fsclient.volume.units import SIZE_MAX, format_size
 from fsmeta.admin import quota_admin, quota_check
@@ -220,16 +220,7 @@ def _print(meta: Meta, found: list[Quota], url: str | None) -> None:
     if url is not None:
         tell({"quotas": [as_json(each, names[each.node]) for each in found]}, meta=url)
         return
-    rows = [_HEAD, *(_row(each, names[each.node]) for each in found)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
-    for row in rows:
-        click.echo(_line(row, widths))
-
-
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    cells: Iterable[str] = (text.rjust(width) for text, width in zip(row, widths, strict=True))
-    first, *others = cells
-    return "  ".join((row[0].ljust(len(first)), *others))
+    print_table([_HEAD, *(_row(each, names[each.node]) for each in found)])
 
 
 def _row(each: Quota, name: str) -> tuple[str, ...]:
